@@ -1,0 +1,1 @@
+"""Decoupled DiLoCo: the shared library of the syncer, the learners and the tools."""

@@ -1,0 +1,1 @@
+"""The learner: trains without ever waiting for the network, and contributes fragments."""

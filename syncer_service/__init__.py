@@ -1,0 +1,1 @@
+"""The syncer: owns the global step, merges contributions and publishes fragments."""

@@ -1,0 +1,1 @@
+"""Command line for operators: shows and steers a run through the AdminService."""
