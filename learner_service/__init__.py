@@ -1,1 +1,1 @@
-"""The learner: trains without ever waiting for the network, and contributes fragments."""
+"""The learner of a Decoupled DiLoCo run: trains on its own data and never waits for anybody."""

@@ -1,0 +1,1 @@
+"""Workloads that come with the project; each is named `package.module:factory` in a run file."""
