@@ -1,0 +1,97 @@
+# Every target installs what it needs into .venv (Python) or tools/node_modules (Node); only system-deps needs root.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEBIAN_PACKAGES := chromium prometheus shellcheck
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+LOCK_COMMAND := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	--fork-strategy fewest --extra syncer --extra learner --extra dev \
+	--no-emit-index-url --no-emit-find-links --no-header --annotation-style line
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export JAX_PLATFORMS ?= cpu
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# --- set-up -----------------------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(VENV)/.stamp ## .venv with the pinned packages and this project (editable)
+
+$(VENV)/.stamp: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "PYTHON=$(PYTHON) is older than Python 3.11, which this project needs: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@echo "setting up $(VENV) (about 1 GB, two minutes)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+tools/node_modules/.stamp: tools/package.json tools/package-lock.json
+	@if command -v npm >/dev/null; then \
+		echo "setting up tools/node_modules (about 60 MB, ten seconds)"; \
+		cd tools && npm ci --ignore-scripts --no-progress --loglevel=error >/dev/null && touch node_modules/.stamp; \
+	else echo "no npm: the checks that need buf or the compose schema will be skipped"; fi
+
+.PHONY: system-deps
+system-deps: ## Debian packages for test-operate, by apt-get (needs root)
+	@echo "installing Debian packages: $(DEBIAN_PACKAGES)"
+	@$(SUDO) apt-get update -qq
+	@RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $(SUDO) -E apt-get install -qq --no-install-recommends $(DEBIAN_PACKAGES) >/dev/null
+
+# --- the thing itself -------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(VENV)/.stamp ## a run with faults on this machine: make demo LEARNERS=3 SECONDS=120 QUORUM=1
+	@$(BIN)/python -m demo $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(QUORUM),--quorum $(QUORUM))
+
+.PHONY: up down
+up: ## syncer, three learners, evaluator, Prometheus and Grafana in containers
+	docker compose --file deploy/compose/compose.yaml up --build --detach --wait
+down: ## stop them; volumes stay
+	docker compose --file deploy/compose/compose.yaml down
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+.PHONY: test test-slow test-operate lint
+test: $(VENV)/.stamp ## fast tests: no root, no Debian package, no Node
+	@$(BIN)/python -m pytest -m "not slow and not operate" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.stamp ## several processes, the wheel in an empty environment, the examples
+	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-operate: $(VENV)/.stamp tools/node_modules/.stamp ## deployment files, protos and pages, with Debian and Node tools
+	@$(BIN)/python -m pytest -m operate $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+.PHONY: format
+format: $(VENV)/.stamp ## ruff's fixes and formatting
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# --- generated files --------------------------------------------------------------------------------------------
+
+.PHONY: proto proto-baseline lock
+proto: $(VENV)/.stamp ## Python stubs from protos/
+	@$(BIN)/python tools/generate_protos.py
+
+proto-baseline: tools/node_modules/.stamp ## what `buf breaking` compares with; only when a version is released
+	@tools/node_modules/.bin/buf build --exclude-source-info --output protos/baseline.binpb
+
+lock: $(VENV)/.stamp ## requirements.lock from pyproject.toml, with UPGRADE=1 to the newest versions
+	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+
+.PHONY: clean
+clean: ## everything that make made, except runs/
+	rm -rf $(VENV) tools/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
