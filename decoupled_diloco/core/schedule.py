@@ -1,0 +1,48 @@
+"""Which fragment is synchronised when: pure arithmetic of rounds, global steps and due local steps.
+
+Round r = 1, 2, ... is one pair (global step t(r), fragment p(r) = (r-1) mod P) with t(r) mod H = t_p = floor(p*H/P).
+Round r is due after t(r)+1 steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+from decoupled_diloco.core.policy import Policy
+
+PACE_TOLERANCE_STEPS = 0.1
+"""Learners whose speeds differ by less than this share of a step between two rounds count as equally fast; otherwise measurement
+noise of a hair would make one of two equal learners answer a whole step early."""
+
+
+def fragment_of(round_number: int, policy: Policy) -> int:
+    """p(r): the fragment that a round synchronises."""
+    return (round_number - 1) % policy.fragment_count
+
+
+def global_step_of(round_number: int, policy: Policy) -> int:
+    """t(r), from 0; round 0 (nothing has closed yet) stands at -1, one step before round 1."""
+    if round_number < 1:
+        return -1
+    cycle, fragment = divmod(round_number - 1, policy.fragment_count)
+    return cycle * policy.interval_steps + fragment * policy.interval_steps // policy.fragment_count
+
+
+def last_round_of(total_steps: int, policy: Policy) -> int:
+    """The newest round with t(r) < total_steps; 0 if there is none."""
+    cycle, rest = divmod(max(total_steps, 0), policy.interval_steps)
+    return cycle * policy.fragment_count + sum(offset < rest for offset in policy.fragment_offsets)
+
+
+def due_local_step(local_step: int, global_step: int, based_on_global_step: int, pace_ratio: float) -> int:
+    """due_m(r) = s_m + max(1, floor((t(r) - t(q)) * xi_step / xi_m)).
+
+    Args:
+        local_step: s_m, the learner's local step when q was answered or closed.
+        global_step: t(r).
+        based_on_global_step: t(q) of the newest round that the learner answered or that closed without it.
+        pace_ratio: xi_step / xi_m, the step time of the fastest learner over the learner's own, (0, 1].
+    """
+    return local_step + max(
+        1, math.floor((global_step - based_on_global_step) * pace_ratio + PACE_TOLERANCE_STEPS)
+    )
