@@ -14,106 +14,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from decoupled_diloco.core import learner_events as ev
 from decoupled_diloco.core.ids import Decline, Version
+from decoupled_diloco.core.learner_effects import (
+    Apply,
+    Boundary,
+    CancelUpload,
+    Copy,
+    DeclineRound,
+    Download,
+    Hold,
+    LearnerEffect,
+    Leave,
+    Upload,
+    UploadInitialParameters,
+)
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.schedule import due_local_step, fragment_of
-
-
-class Hold(StrEnum):
-    """Why the device thread makes no step now. None of them is waiting for a transfer while the run trains."""
-
-    RECOVERING = "recovering"
-    PAUSED = "paused"
-    BARRIER = "barrier"
-    DRAINING = "draining"
-    DETACHED = "detached"
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """An immutable copy of a fragment, taken at a step boundary; the shell holds its arrays."""
-
-    fragment: int
-    base: Version
-    local_step: int
-    total_token_count: int
-    step_count: int
-    token_count: int
-    cursor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Write a downloaded version into the parameters. `since` is the copy that `carry` measures from; None: overwrite."""
-
-    fragment: int
-    version: Version
-    global_step: int
-    since: Copy | None = None
-    kept_token_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Send a copy as the contribution to a round."""
-
-    round: int
-    copy: Copy
-
-
-@dataclass(frozen=True, slots=True)
-class DeclineRound:
-    """Tell the syncer that there is nothing for a round."""
-
-    round: int
-    reason: Decline
-
-
-@dataclass(frozen=True, slots=True)
-class Download:
-    """Fetch a version; `held` is what a delta may build on."""
-
-    fragment: int
-    version: Version
-    held: Version | None
-
-
-@dataclass(frozen=True, slots=True)
-class CancelUpload:
-    """The round has closed; an upload for it is pointless."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class UploadInitialParameters:
-    """Send this learner's own initial parameters, all fragments."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Say goodbye: nothing is left to answer."""
-
-    reason: str
-
-
-LearnerEffect = Upload | DeclineRound | Download | CancelUpload | UploadInitialParameters | Leave
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What the device thread does between two steps, in this order: applies, copies; then it holds or steps."""
-
-    applies: tuple[Apply, ...]
-    copies: tuple[Copy, ...]
-    uploads: tuple[Upload, ...]
-    hold: Hold | None
-    schedule_step: int
-    restart_optimizer: bool = False
 
 
 @dataclass(slots=True)
