@@ -42,7 +42,7 @@ tools/node_modules/.stamp: tools/package.json tools/package-lock.json
 system-deps: ## Debian packages for test-operate, by apt-get (needs root)
 	@echo "installing Debian packages: $(DEBIAN_PACKAGES)"
 	@$(SUDO) apt-get update -qq
-	@RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive $(SUDO) -E apt-get install -qq --no-install-recommends $(DEBIAN_PACKAGES) >/dev/null
+	@$(SUDO) env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(DEBIAN_PACKAGES) >/dev/null
 
 # --- the thing itself -------------------------------------------------------------------------------------------
 
