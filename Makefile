@@ -26,7 +26,7 @@ setup: $(VENV)/.stamp ## .venv with the pinned packages and this project (editab
 $(VENV)/.stamp: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "PYTHON=$(PYTHON) is older than Python 3.11, which this project needs: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
-	@echo "setting up $(VENV) (about 1 GB, two minutes)"
+	@echo "setting up $(VENV) (about 1.5 GB, two minutes)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
