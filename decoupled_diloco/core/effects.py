@@ -38,10 +38,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Answer to `ContributionStarted`: ACCEPTED (send the bytes) or why not."""
+    """Answer to `ContributionStarted`: ACCEPTED (send the bytes) or why not.
+
+    `known`: this very contribution was answered before; the answer stands and no bytes are wanted.
+    """
 
     fate: Fate
     text: str = ""
+    known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +192,12 @@ class ExpireLearner:
 
 @dataclass(frozen=True, slots=True)
 class DrainLearner:
-    """Make one learner stop stepping, answer what is open, and leave."""
+    """Make one learner stop stepping and answer the next round of each fragment at once; `leave`: then go."""
 
     learner: str
     incarnation: int
     reason: str
+    leave: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from decoupled_diloco.core.learner_effects import (
     Upload,
     UploadInitialParameters,
 )
-from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.policy import ApplyRule, Policy
 from decoupled_diloco.core.schedule import due_local_step, fragment_of
 
 
@@ -92,7 +92,7 @@ class LearnerMachine:
     _leaves_after_drain: bool = False
     _drain_copied: bool = False
     _left: bool = False
-    _barrier_round: int | None = None
+    _barrier_rounds: set[int] = field(default_factory=set)
     _schedule_base: int = 0
     _schedule_local: int = 0
 
@@ -116,8 +116,6 @@ class LearnerMachine:
                 return self._on_downloaded(fragment, version, global_step)
             case ev.DownloadFailed(fragment, version):
                 return self._on_download_failed(fragment, version)
-            case ev.UploadEnded(round_number, retry):
-                return self._on_upload_ended(round_number, retry)
             case ev.PauseAsked(reason):
                 self._paused = reason
             case ev.ResumeAsked():
@@ -125,14 +123,14 @@ class LearnerMachine:
             case ev.DrainAsked(reason, leaves):
                 return self._on_drain_asked(reason, leaves)
             case ev.RecoverAsked():
-                self._recovering = self._restart_optimizer = True
-                return [DeclineRound(round_number, Decline.NO_COPY) for round_number in self._forget_asks()]
+                return self._on_recover_asked()
             case ev.InitialAsked():
                 return [UploadInitialParameters()]
             case ev.DetachedTooLong():
                 self._detached = True
             case ev.AttachedAgain():
-                self._detached = False
+                self._detached, self._paused = False, None
+                self._asks.clear()
             case ev.Ended():
                 self._finished = True
         return []
@@ -141,12 +139,25 @@ class LearnerMachine:
         self._rounds_in_flight = ask.rounds_in_flight
         self.step_ratio = ask.pace_ratio
         self._newest_round = max(self._newest_round, ask.round)
+        effects = self._end_older_rounds(ask)
         if ask.round in self._answered:
-            return []
+            return effects
         self._asks[ask.round] = _Ask(ask, ask.due_local_step)
         if self._drain is not None and self._drain_copied:
-            return self._answer_from_copy(ask.round) + self._leave_if_done()
-        return []
+            return effects + self._answer_from_copy(ask.round) + self._leave_if_done()
+        return effects
+
+    def _end_older_rounds(self, ask: ev.Asked) -> list[LearnerEffect]:
+        """At most one round of a fragment is open: a newer one tells that the older have ended, also while this was cut off."""
+        older = [r for r in (*self._asks, *self._answered) if r < ask.round]
+        older = [r for r in older if fragment_of(r, self.policy) == ask.fragment]
+        state = self._fragments[ask.fragment]
+        if older and state.sent is not None and state.sent.base == ask.base:  # abandoned: the base has not moved
+            state.sent = None
+            self._barrier_rounds.difference_update(older)
+        for round_number in older:
+            self._asks.pop(round_number, None)
+        return [CancelUpload(r) for r in older if self._answered.pop(r, None) is not None]
 
     def _on_last_called(self, round_number: int) -> list[LearnerEffect]:
         if round_number in self._answered:
@@ -170,7 +181,7 @@ class LearnerMachine:
         self._fragments[ask.fragment].sent = copy
         self._rebase(ask.global_step, copy.local_step)
         if self.policy.barrier:
-            self._barrier_round = round_number
+            self._barrier_rounds.add(round_number)
         return Upload(round_number, copy)
 
     def _rebase(self, global_step: int, local_step: int) -> None:
@@ -188,8 +199,7 @@ class LearnerMachine:
             self._rebase(event.global_step, self.local_step)
         if not event.committed:
             self._fragments[event.fragment].sent = None
-            if self._barrier_round == event.round:
-                self._barrier_round = None
+            self._barrier_rounds.discard(event.round)
         return effects + self._leave_if_done()
 
     def _on_published(self, fragment: int, version: Version, global_step: int) -> list[LearnerEffect]:
@@ -224,16 +234,14 @@ class LearnerMachine:
             state.downloading = None
         return self._start_download(state, fragment)
 
-    def _on_upload_ended(self, round_number: int, retry: bool) -> list[LearnerEffect]:
-        """`retry`: the bytes did not arrive; the shell tries again as long as the round is open."""
-        if (
-            not retry
-            and self.policy.barrier
-            and self._barrier_round == round_number
-            and round_number not in self._answered
-        ):
-            self._barrier_round = None
-        return []
+    def _on_recover_asked(self) -> list[LearnerEffect]:
+        """What was copied so far is worth nothing, so neither an ask nor a last call is answered with it."""
+        self._recovering = self._restart_optimizer = True
+        for state in self._fragments:
+            state.copy = None
+        declined = [DeclineRound(round_number, Decline.NO_COPY) for round_number in self._asks]
+        self._asks.clear()
+        return declined
 
     def _on_drain_asked(self, reason: str, leaves: bool) -> list[LearnerEffect]:
         self._leaves_after_drain = self._leaves_after_drain or leaves
@@ -258,11 +266,6 @@ class LearnerMachine:
     @staticmethod
     def _can_merge(state: _Fragment) -> bool:
         return state.copy is not None and (state.wanted is None or state.wanted == state.copy.base)
-
-    def _forget_asks(self) -> list[int]:
-        rounds = list(self._asks)
-        self._asks.clear()
-        return rounds
 
     # ---- the device thread -------------------------------------------------------------------------------------------
 
@@ -298,7 +301,7 @@ class LearnerMachine:
         if self._detached:
             return Hold.DETACHED
         # With the barrier on, a learner steps neither past an answered round that is open nor past an ask it does not know.
-        if self.policy.barrier and (self._barrier_round is not None or not self._asks):
+        if self.policy.barrier and (self._barrier_rounds or not self._asks):
             return Hold.BARRIER
         return None
 
@@ -344,7 +347,7 @@ class LearnerMachine:
     def _apply(self, fragment: int) -> Apply:
         state = self._fragments[fragment]
         assert state.held is not None
-        kept_steps, kept_tokens, since = self._kept(state)
+        rule, kept_steps, kept_tokens, since = self._kept(state)
         state.applied, state.applied_global_step = state.held, state.held_global_step
         local_since = self.local_step - (state.sent.local_step if state.sent else self.local_step)
         if (
@@ -358,23 +361,20 @@ class LearnerMachine:
         self._advance_schedule()
         state.step_count, state.token_count = kept_steps, kept_tokens
         state.copy = state.sent = None
-        if self._barrier_round is not None and fragment_of(self._barrier_round, self.policy) == fragment:
-            self._barrier_round = None
-        return Apply(fragment, state.applied, state.applied_global_step, since, kept_tokens)
+        self._barrier_rounds = {r for r in self._barrier_rounds if fragment_of(r, self.policy) != fragment}
+        return Apply(fragment, state.applied, state.applied_global_step, rule, since, kept_tokens)
 
-    def _kept(self, state: _Fragment) -> tuple[int, int, Copy | None]:
-        """Steps and tokens that survive in the values, and the copy that they are measured from."""
-        if state.applied is None or self.policy.apply_rule == "overwrite":
-            return 0, 0, None
-        sent = state.sent
-        if self.policy.apply_rule == "carry":
-            if sent is None:
-                return 0, 0, None
-            return self.local_step - sent.local_step, self.token_count - sent.total_token_count, sent
+    def _kept(self, state: _Fragment) -> tuple[ApplyRule, int, int, Copy | None]:
+        """The rule to apply by, the steps and tokens that survive in the values, and the copy they are measured from."""
+        rule, sent = self.policy.apply_rule, state.sent
+        if state.applied is None or rule == "overwrite" or (rule == "carry" and sent is None):
+            return "overwrite", 0, 0, None
         steps = self.local_step - sent.local_step if sent else state.step_count
         tokens = self.token_count - sent.total_token_count if sent else state.token_count
+        if rule == "carry":
+            return rule, steps, tokens, sent
         kept_steps = round(self.policy.blend_alpha * steps)
-        return kept_steps, round(self.policy.blend_alpha * tokens) if kept_steps else 0, sent
+        return rule, kept_steps, round(self.policy.blend_alpha * tokens) if kept_steps else 0, None
 
     def _advance_schedule(self) -> None:
         self.schedule_step = max(

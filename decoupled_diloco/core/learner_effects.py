@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decoupled_diloco.core.ids import Decline, Version
+from decoupled_diloco.core.policy import ApplyRule
 
 
 class Hold(StrEnum):
@@ -34,11 +35,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Write a downloaded version into the parameters. `since` is the copy that `carry` measures from; None: overwrite."""
+    """Write a downloaded version into the parameters, by the rule given here: what recovers is always overwritten.
+
+    `since` is the copy that `carry` measures from; None for the other rules.
+    """
 
     fragment: int
     version: Version
     global_step: int
+    rule: ApplyRule = "overwrite"
     since: Copy | None = None
     kept_token_count: int = 0
 

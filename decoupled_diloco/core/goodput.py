@@ -1,0 +1,101 @@
+"""Where the time and the tokens went: the figures that are only ever shown together.
+
+Every second of a learner falls into one activity and every token of a (slot, fragment) ends as merged or discarded by cause.
+A token counts by the share of the parameters whose merge contained it, so both sums are weighted by fragment sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decoupled_diloco.core.ids import Activity
+from decoupled_diloco.core.status import GoodputFigures
+
+DISCARD_CAUSES = ("overlap", "absent", "rejected", "died", "left")
+"""overlap: steps between a merged copy and the arrival; absent: the round closed without the learner; rejected: its contribution
+was refused; died: the incarnation was replaced; left: the learner went away or the run ended."""
+
+
+@dataclass(slots=True)
+class GoodputLedger:
+    """Sums over all learners since the run began. Plain data; the syncer's machine is its only writer."""
+
+    fragment_shares: tuple[float, ...]
+    """Share of the parameters in each fragment; sums to 1."""
+    tokens_processed: int = 0
+    tokens_merged: float = 0.0
+    tokens_discarded: dict[str, float] = field(default_factory=lambda: dict.fromkeys(DISCARD_CAUSES, 0.0))
+    activity_seconds: dict[str, float] = field(default_factory=lambda: {a.value: 0.0 for a in Activity})
+    participation_sum: float = 0.0
+    participation_rounds: int = 0
+    advancing_seconds: float = 0.0
+    observed_seconds: float = 0.0
+
+    def spend(self, activity: Activity, seconds: float) -> None:
+        """Books learner-seconds."""
+        self.activity_seconds[activity.value] += max(0.0, seconds)
+
+    def process(self, token_count: int) -> None:
+        """Books tokens of inner steps."""
+        self.tokens_processed += max(0, token_count)
+
+    def merge(self, fragment: int, token_count: float) -> None:
+        """Books tokens whose effect a committed merge of the fragment contained."""
+        self.tokens_merged += self.fragment_shares[fragment] * token_count
+
+    def discard(self, fragment: int, token_count: float, cause: str) -> None:
+        """Books tokens whose effect on the fragment is lost."""
+        if token_count > 0:
+            self.tokens_discarded[cause] += self.fragment_shares[fragment] * token_count
+
+    def close_round(self, member_count: int, live_count: int) -> None:
+        """Books one committed round's participation."""
+        if live_count > 0:
+            self.participation_sum += min(1.0, member_count / live_count)
+            self.participation_rounds += 1
+
+    def observe(self, seconds: float, advancing: bool) -> None:
+        """Books wall time, and whether at least one learner advanced in it."""
+        self.observed_seconds += seconds
+        if advancing:
+            self.advancing_seconds += seconds
+
+    def figures(self, lost_seconds_running: float = 0.0) -> GoodputFigures:
+        """The figures now. `lost_seconds_running`: learner-seconds of losses that have not ended yet."""
+        seconds = dict(self.activity_seconds)
+        seconds[Activity.LOST.value] += lost_seconds_running
+        allocated = sum(seconds.values())
+        compute = seconds[Activity.COMPUTE.value]
+        # A cluster with no failure and no sync would compute in every allocated second, at the speed seen while computing.
+        ideal = self.tokens_processed * allocated / compute if compute else 0.0
+        return GoodputFigures(
+            goodput=compute / allocated if allocated else 0.0,
+            token_goodput=min(1.0, self.tokens_merged / ideal) if ideal else 0.0,
+            participation=self.participation_sum / self.participation_rounds if self.participation_rounds else 0.0,
+            uptime=self.advancing_seconds / self.observed_seconds if self.observed_seconds else 0.0,
+            tokens_processed=self.tokens_processed,
+            tokens_merged=self.tokens_merged,
+            tokens_ideal=ideal,
+            tokens_discarded=dict(self.tokens_discarded),
+            activity_seconds=seconds,
+        )
+
+
+@dataclass(slots=True)
+class ActivityClock:
+    """A learner's own stop-watch: every second since `since` falls into exactly one activity."""
+
+    activity: Activity
+    since: float
+    spans: dict[Activity, float] = field(default_factory=dict)
+
+    def switch(self, activity: Activity, now: float) -> None:
+        """From `now` on the time goes to another activity."""
+        self.spans[self.activity] = self.spans.get(self.activity, 0.0) + max(0.0, now - self.since)
+        self.activity, self.since = activity, now
+
+    def take(self, now: float) -> tuple[tuple[Activity, float], ...]:
+        """The spans since the last call, the running one included; they start again at zero."""
+        self.switch(self.activity, now)
+        spans, self.spans = tuple(self.spans.items()), {}
+        return spans

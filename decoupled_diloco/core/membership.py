@@ -1,0 +1,182 @@
+"""Who takes part: learners, their incarnations, leases and data slots.
+
+An incarnation is a fencing token, one per start of a learner; a new one replaces the old at once. A lease lasts as long as the
+syncer hears from the learner; moving bytes count. *Live for quorum* is narrower than having a lease: a learner that is
+recovering, compiling, draining, paused, stalled or detached keeps its lease, but no round waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decoupled_diloco.core.events import Progress
+from decoupled_diloco.core.ids import Activity, LearnerState, Role, Version
+from decoupled_diloco.core.policy import Policy
+
+_STATE_OF_ACTIVITY = {
+    Activity.COMPILE: LearnerState.COMPILING,
+    Activity.STARTUP: LearnerState.RECOVERING,
+    Activity.RECOVER: LearnerState.RECOVERING,
+    Activity.PAUSED: LearnerState.PAUSED,
+    Activity.DRAINING: LearnerState.DRAINING,
+}
+
+
+@dataclass(slots=True, eq=False)
+class LearnerRecord:
+    """All that the syncer knows of one learner (or observer); the newest incarnation's."""
+
+    learner: str
+    incarnation: int
+    role: Role
+    slot: int
+    heard_at: float
+    cursor: int = 0
+    """Committed cursor of the slot: that of its newest merged contribution."""
+    peer_address: str = ""
+    software_version: str = ""
+    attached: bool = False
+    lost: bool = False
+    lost_at: float = 0.0
+    """When the current loss began, by the last sign of life."""
+    left: bool = False
+    left_reason: str = ""
+    draining: bool = False
+    drain_reason: str = ""
+    deaf: bool = False
+    """It let a last call run out; nobody waits for it until it is heard again."""
+    progress: Progress = field(default_factory=lambda: Progress(0, 0, Activity.STARTUP))
+    progress_at: float = 0.0
+    loss: float | None = None
+    tokens_per_second: float = 0.0
+    applied: dict[int, Version] = field(default_factory=dict)
+    recovering: bool = True
+    based_on_global_step: int = -1
+    """t(q) of the newest round that it answered or that closed without it."""
+    based_on_local_step: int = 0
+    """Its local step at that moment."""
+    accounted_tokens: list[int] = field(default_factory=list)
+    """Per fragment: this incarnation's tokens whose fate is known."""
+    upload_seconds: list[float] = field(default_factory=list)
+    rounds_merged: list[int] = field(default_factory=list)
+    newest_merged_round: int = 0
+    gap_seconds: float = 0.0
+    """How long it was away before this incarnation or re-attach, not booked yet."""
+
+    def step_seconds(self) -> float | None:
+        """xi_m: its smoothed step time."""
+        return self.progress.step_seconds
+
+    def running_step_seconds(self, now: float) -> float:
+        """Age of its running step, as far as the syncer can know."""
+        if self.progress.running_step_seconds is None:
+            return 0.0
+        return self.progress.running_step_seconds + (now - self.progress_at)
+
+    def stalls_at(self, policy: Policy) -> float:
+        """The instant from which on it counts as stalled, if nothing more is heard."""
+        deadlines = policy.deadlines
+        silent_at = self.heard_at + deadlines.stall_seconds
+        if self.progress.running_step_seconds is None:
+            return silent_at
+        patience = max(deadlines.stall_seconds, policy.stall_step_factor * (self.step_seconds() or 0.0))
+        return min(silent_at, self.progress_at - self.progress.running_step_seconds + patience)
+
+    def expires_at(self, policy: Policy) -> float:
+        """The instant at which its lease runs out, if nothing more is heard."""
+        return self.heard_at + policy.deadlines.lease_seconds
+
+    def state(self, policy: Policy, now: float) -> tuple[LearnerState, str]:
+        """Its state and, where there is one, the reason in words."""
+        if self.left:
+            return LearnerState.LEFT, self.left_reason
+        if self.lost:
+            return LearnerState.LOST, f"not heard of for {now - self.heard_at:.1f} s"
+        if self.draining:
+            return LearnerState.DRAINING, self.drain_reason
+        if self.progress.activity in _STATE_OF_ACTIVITY:
+            return _STATE_OF_ACTIVITY[self.progress.activity], ""
+        if self.recovering:
+            return LearnerState.RECOVERING, "fetching published versions"
+        if now >= self.stalls_at(policy):
+            return LearnerState.STALLED, f"silent for {now - self.heard_at:.1f} s"
+        if self.deaf:
+            return LearnerState.STALLED, "did not answer a last call"
+        return LearnerState.LIVE, ""
+
+    def has_lease(self) -> bool:
+        """Whether it takes part at all."""
+        return not (self.left or self.lost)
+
+    def is_live_for_quorum(self, policy: Policy, now: float) -> bool:
+        """Whether a round may count on it and wait for it."""
+        return self.role is Role.LEARNER and self.attached and self.state(policy, now)[0] is LearnerState.LIVE
+
+    def can_answer(self) -> bool:
+        """Whether asking it makes sense: attached learners with parameters, draining ones included."""
+        return self.role is Role.LEARNER and self.has_lease() and self.attached and not self.recovering
+
+
+@dataclass(slots=True)
+class Membership:
+    """All learners by id, in no particular order; queries sort by id, so that the machine is deterministic."""
+
+    fragment_count: int
+    learners: dict[str, LearnerRecord] = field(default_factory=dict)
+    newest_incarnation: int = 0
+    slot_cursors: dict[int, int] = field(default_factory=dict)
+    """Committed cursor of every slot that was ever used."""
+
+    def get(self, learner: str, incarnation: int) -> LearnerRecord | None:
+        """The record, if that incarnation is the learner's newest and has not left."""
+        record = self.learners.get(learner)
+        return record if record and record.incarnation == incarnation and not record.left else None
+
+    def admit(self, learner: str, role: Role, now: float) -> LearnerRecord:
+        """Registers a new incarnation; the learner keeps its slot, a new one gets the lowest that is free."""
+        self.newest_incarnation += 1
+        old = self.learners.get(learner)
+        slot = self._slot(old, role)
+        record = LearnerRecord(learner, self.newest_incarnation, role, slot, now, self.slot_cursors.get(slot, 0))
+        record.progress_at = now
+        record.accounted_tokens = [0] * self.fragment_count
+        record.rounds_merged = old.rounds_merged if old else [0] * self.fragment_count
+        record.newest_merged_round = old.newest_merged_round if old else 0
+        self.learners[learner] = record
+        return record
+
+    def _slot(self, old: LearnerRecord | None, role: Role) -> int:
+        if role is Role.OBSERVER:
+            return -1
+        if old is not None and not old.left and old.slot >= 0:
+            return old.slot
+        used = {r.slot for r in self.learners.values() if r.role is Role.LEARNER and not r.left and r is not old}
+        slot = 0
+        while slot in used:
+            slot += 1
+        return slot
+
+    def everybody(self) -> list[LearnerRecord]:
+        """All records by id."""
+        return [self.learners[name] for name in sorted(self.learners)]
+
+    def with_role(self, role: Role = Role.LEARNER) -> list[LearnerRecord]:
+        """All records of one role by id."""
+        return [record for record in self.everybody() if record.role is role]
+
+    def registered_count(self) -> int:
+        """Learners known to the run that have not left, lost ones included."""
+        return sum(record.role is Role.LEARNER and not record.left for record in self.learners.values())
+
+    def live(self) -> list[LearnerRecord]:
+        """Learners with a lease, by id."""
+        return [record for record in self.with_role() if record.has_lease()]
+
+    def live_for_quorum(self, policy: Policy, now: float) -> list[LearnerRecord]:
+        """Learners that a round may wait for, by id."""
+        return [record for record in self.with_role() if record.is_live_for_quorum(policy, now)]
+
+    def fastest_step_seconds(self, policy: Policy, now: float) -> float | None:
+        """xi_step: step time of the fastest learner that is live for quorum; None while nobody knows his."""
+        known = [s for record in self.live_for_quorum(policy, now) if (s := record.step_seconds())]
+        return min(known) if known else None

@@ -1,0 +1,163 @@
+"""When a round goes on. Pure functions from what is known to a decision with its reason; "not yet" is a decision too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decoupled_diloco.core.membership import LearnerRecord, Membership
+from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Not yet. `wake_at`: the instant at which to ask again even if nothing happens; None: only an event can change it."""
+
+    reason: str
+    wake_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """It cannot come to anything."""
+
+    reason: str
+
+
+Decision = Pending | Ready | Abandoned
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the decisions look at: one instant of the run."""
+
+    policy: Policy
+    now: float
+    live: tuple[LearnerRecord, ...]
+    """Learners with a lease."""
+    waitable: tuple[LearnerRecord, ...]
+    """Learners that are live for quorum."""
+    waitable_names: frozenset[str]
+    step_seconds: float | None
+    """xi_step."""
+    paused: str | None = None
+    pace_at: float = 0.0
+    """Instant before which no round leaves OPEN."""
+
+    @staticmethod
+    def of(
+        policy: Policy, now: float, membership: Membership, paused: str | None = None, pace_at: float = 0.0
+    ) -> View:
+        """Reads the membership once, for all rounds."""
+        live = membership.live()
+        waitable = tuple(record for record in live if record.is_live_for_quorum(policy, now))
+        known = [s for record in waitable if (s := record.step_seconds())]
+        names = frozenset(record.learner for record in waitable)
+        return View(policy, now, tuple(live), waitable, names, min(known) if known else None, paused, pace_at)
+
+    def quorum(self) -> int:
+        """K in force: the policy's, or less where it may degrade."""
+        if self.policy.below_quorum == "degrade":
+            return max(1, min(self.policy.quorum_minimum, len(self.waitable)))
+        return self.policy.quorum_minimum
+
+
+def leave_open(item: Round, view: View, previous_left: bool) -> Decision:
+    """OPEN -> GRACE: quorum has started, and the pace allows it."""
+    if view.paused is not None:
+        return Pending(f"the run is paused: {view.paused}")
+    wanted, started = view.quorum(), len(item.started())
+    if started < wanted:
+        return _below_quorum(item, view, started, wanted)
+    if not previous_left:
+        return Pending(f"{started} have started; the round before it goes first")
+    if view.now < view.pace_at and not item.final:
+        wait = view.pace_at - view.now
+        return Pending(f"{started} have started; the pace of the fastest learner allows it in {wait:.3f} s", view.pace_at)
+    return Ready(f"{started} of {wanted} required learners have started")
+
+
+def _below_quorum(item: Round, view: View, started: int, wanted: int) -> Decision:
+    missing = [record for record in view.waitable if not item.has_answered(record.learner, record.incarnation)]
+    if item.final and not any(_may_still_answer(item, record) for record in view.live):
+        return Abandoned(f"the run finishes and only {started} of {wanted} required learners have anything for this fragment")
+    if not view.live:
+        return Pending(f"no learners: waiting for {wanted} to join")
+    if len(view.waitable) < wanted and not item.final:
+        return Pending(f"only {len(view.waitable)} of {wanted} required learners are live{_names_of_others(view)}")
+    waiting = ", ".join(_describe(record, view.now) for record in missing[:4]) or "a learner that can answer"
+    more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    return Pending(f"{started} of {wanted} required learners have started; waiting for {waiting}{more}")
+
+
+def _may_still_answer(item: Round, record: LearnerRecord) -> bool:
+    return record.has_lease() and not item.has_answered(record.learner, record.incarnation)
+
+
+def _names_of_others(view: View) -> str:
+    others = [record for record in view.live if record.learner not in view.waitable_names][:4]
+    described = ", ".join(f"{record.learner} {record.state(view.policy, view.now)[0].value}" for record in others)
+    return f" ({described})" if described else ""
+
+
+def _describe(record: LearnerRecord, now: float) -> str:
+    step = record.step_seconds()
+    age = record.running_step_seconds(now)
+    if not step or not age:
+        return record.learner
+    return f"{record.learner}, step {min(99, int(100 * age / step))} % done"
+
+
+def leave_grace(item: Round, view: View) -> Decision:
+    """GRACE -> LAST_CALL: the window is over, or everybody who may be waited for has answered."""
+    silent = silent_learners(item, view)
+    if not silent:
+        return Ready("every live learner has answered")
+    if view.now >= item.grace_until:
+        return Ready(f"the grace window is over; without an answer: {', '.join(r.learner for r in silent[:4])}")
+    names = ", ".join(_describe(record, view.now) for record in silent[:4])
+    return Pending(f"grace window for {names}, {item.grace_until - view.now:.3f} s left", item.grace_until)
+
+
+def silent_learners(item: Round, view: View) -> list[LearnerRecord]:
+    """Learners that may be waited for and have neither started, declined nor been refused."""
+    return [
+        record
+        for record in view.live
+        if (record.learner in view.waitable_names or (item.final and record.can_answer()))
+        and not item.has_answered(record.learner, record.incarnation)
+    ]
+
+
+def leave_last_call(item: Round, view: View) -> Decision:
+    """LAST_CALL -> MERGING: the call was answered or ran out, and no started upload is still moving.
+
+    `Abandoned` here means: fewer than K are complete; the round goes back to OPEN.
+    """
+    silent = silent_learners(item, view)
+    if silent and view.now < item.last_call_until:
+        return Pending(f"last call to {', '.join(r.learner for r in silent[:4])}", item.last_call_until)
+    moving = [answer for answer in item.started() if answer.state is AnswerState.STARTED]
+    if moving:
+        names = ", ".join(answer.learner for answer in moving[:4])
+        return Pending(f"uploads under way: {names}", min(upload_deadline(a, view) for a in moving))
+    complete = len(item.complete())
+    if complete < view.quorum():
+        return Abandoned(f"only {complete} of {view.quorum()} required contributions are complete")
+    return Ready(f"{complete} contributions are complete")
+
+
+def upload_deadline(answer: RoundAnswer, view: View) -> float:
+    """The instant at which a started upload has failed: no bytes for some seconds, or far too long in all."""
+    deadlines = view.policy.deadlines
+    record = next((r for r in view.live if r.learner == answer.learner), None)
+    usual = sorted(record.upload_seconds)[len(record.upload_seconds) // 2] if record and record.upload_seconds else 0.0
+    whole = max(deadlines.upload_seconds_min, view.policy.overlap_steps * (view.step_seconds or 0.0), 4.0 * usual)
+    return min(answer.moved_at + deadlines.upload_idle_seconds, answer.started_at + whole)

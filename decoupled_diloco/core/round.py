@@ -1,0 +1,169 @@
+"""The life of a round.
+
+    state       leaves when                                               to
+    ---------   -------------------------------------------------------   ---------------------------------
+    OPEN        K contributions have started, and the pace allows it      GRACE
+                the run finishes and nobody can contribute any more       ABANDONED
+    GRACE       the grace window is over, or every learner that is live   LAST_CALL
+                for quorum has answered
+    LAST_CALL   every started contribution is complete, failed or past    MERGING, or OPEN with fewer than K
+                its deadline, and the call was answered or ran out
+    MERGING     merge and commit are done                                 COMMITTED
+                they failed, or the result is not finite                  ABANDONED, nothing changed
+
+K counts *started* contributions, so that quorum is not a race of uploads. What a learner did for a round is its `Answer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from decoupled_diloco.core.events import ContributionHeader
+from decoupled_diloco.core.ids import Fate, RoundState, Version
+from decoupled_diloco.core.status import MemberStatus, RoundStatus
+from decoupled_diloco.core.weights import contribution_weight
+
+TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
+    RoundState.OPEN: frozenset({RoundState.GRACE, RoundState.ABANDONED}),
+    RoundState.GRACE: frozenset({RoundState.LAST_CALL, RoundState.OPEN}),
+    RoundState.LAST_CALL: frozenset({RoundState.MERGING, RoundState.OPEN}),
+    RoundState.MERGING: frozenset({RoundState.COMMITTED, RoundState.ABANDONED}),
+    RoundState.COMMITTED: frozenset(),
+    RoundState.ABANDONED: frozenset(),
+}
+"""The table above, enforced on every change of state."""
+
+
+class AnswerState(StrEnum):
+    """Where one learner's answer to a round stands."""
+
+    STARTED = "started"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    """The upload broke; the same contribution may come again while the round takes any."""
+    DECLINED = "declined"
+    REJECTED = "rejected"
+
+
+@dataclass(slots=True)
+class RoundAnswer:
+    """What one learner did for a round."""
+
+    learner: str
+    incarnation: int
+    state: AnswerState
+    text: str = ""
+    header: ContributionHeader | None = None
+    started_at: float = 0.0
+    moved_at: float = 0.0
+    """When its bytes last moved."""
+    received_at: float = 0.0
+    norm: float = 0.0
+    fate: Fate = Fate.ACCEPTED
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts for quorum: started and not failed."""
+        return self.state in (AnswerState.STARTED, AnswerState.COMPLETE)
+
+    @property
+    def weight(self) -> float:
+        """w_m of the contribution."""
+        assert self.header is not None
+        return contribution_weight(self.header.token_count, self.header.step_count)
+
+
+@dataclass(slots=True)
+class Round:
+    """One round under way."""
+
+    number: int
+    fragment: int
+    base: Version
+    global_step: int
+    opened_at: float
+    final: bool = False
+    """One of the last rounds of a finishing run: no pace, everybody answers at once."""
+    state: RoundState = RoundState.OPEN
+    reason: str = ""
+    answers: dict[str, RoundAnswer] = field(default_factory=dict)
+    """By learner; the newest incarnation's."""
+    asked: set[str] = field(default_factory=set)
+    left_open_at: float | None = None
+    quorum_seconds: float = 0.0
+    grace_started_at: float = 0.0
+    grace_until: float = 0.0
+    last_call_at: float = 0.0
+    last_call_until: float = 0.0
+    merging_at: float = 0.0
+    merge_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    rda_over_avg: float = 0.0
+    version: Version | None = None
+    closed_at: float = 0.0
+    absentees: tuple[tuple[str, str], ...] = ()
+    live_count: int = 0
+
+    def move(self, state: RoundState, reason: str) -> None:
+        """Changes state along the table.
+
+        Raises:
+            ValueError: the table has no such change; a fault of this program.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise ValueError(f"round {self.number} cannot go from {self.state} to {state}")
+        self.state, self.reason = state, reason
+
+    def started(self) -> list[RoundAnswer]:
+        """Answers that count for quorum, by learner id."""
+        return [self.answers[name] for name in sorted(self.answers) if self.answers[name].counts]
+
+    def complete(self) -> list[RoundAnswer]:
+        """Whole and verified contributions, by learner id: the fixed order of the merge."""
+        return [answer for answer in self.started() if answer.state is AnswerState.COMPLETE]
+
+    def has_answered(self, learner: str, incarnation: int) -> bool:
+        """Whether nothing more is to be expected of this learner (a failed upload may come again and counts as silence)."""
+        answer = self.answers.get(learner)
+        return answer is not None and answer.incarnation == incarnation and answer.state is not AnswerState.FAILED
+
+    def takes_contributions(self, now: float) -> bool:
+        """Whether a contribution may still start."""
+        if self.state is RoundState.LAST_CALL:
+            return now <= self.last_call_until
+        return self.state in (RoundState.OPEN, RoundState.GRACE)
+
+    def status(self, now: float) -> RoundStatus:
+        """A read-only snapshot."""
+        members = self.complete() if self.state in (RoundState.MERGING, RoundState.COMMITTED) else self.started()
+        total = sum(answer.weight for answer in members) or 1.0
+        shown = []
+        for answer in members:
+            assert answer.header is not None
+            header = answer.header
+            shown.append(
+                MemberStatus(answer.learner, answer.weight / total, header.token_count, header.step_count)
+            )
+        grace_end = self.last_call_at or (now if self.state is RoundState.GRACE else self.grace_started_at)
+        last_call_end = self.merging_at or (now if self.state is RoundState.LAST_CALL else self.last_call_at)
+        return RoundStatus(
+            round=self.number,
+            fragment=self.fragment,
+            global_step=self.global_step,
+            state=self.state,
+            reason=self.reason,
+            members=tuple(shown),
+            absentees=self.absentees,
+            live_count=self.live_count,
+            quorum_seconds=self.quorum_seconds,
+            grace_seconds=max(0.0, grace_end - self.grace_started_at),
+            last_call_seconds=max(0.0, last_call_end - self.last_call_at),
+            merge_seconds=self.merge_seconds,
+            commit_seconds=self.commit_seconds,
+            rda_over_avg=self.rda_over_avg,
+            version=self.version,
+            opened_at=self.opened_at,
+            closed_at=self.closed_at,
+        )
