@@ -24,27 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"decoupled_diloco/v1/fragment.proto\x12\x13\x64\x65\x63oupled_diloco.v1\"\x7f\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12,\n\x04rule\x18\x03 \x01(\x0e\x32\x1e.decoupled_diloco.v1.MergeRule\x12\x17\n\nstack_axis\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_stack_axis\"J\n\x06Schema\x12\x30\n\x07tensors\x18\x01 \x03(\x0b\x32\x1f.decoupled_diloco.v1.TensorSpec\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\";\n\x07Version\x12\x10\n\x08timeline\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"|\n\x0f\x46ragmentVersion\x12\x10\n\x08\x66ragment\x18\x01 \x01(\x05\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.decoupled_diloco.v1.Version\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x13\n\x0bvalue_count\x18\x04 \x01(\x03\"7\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x19\n\x07Trailer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t*M\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x11\n\rENCODING_BF16\x10\x02*O\n\tMergeRule\x12\x1a\n\x16MERGE_RULE_UNSPECIFIED\x10\x00\x12\x12\n\x0eMERGE_RULE_AVG\x10\x01\x12\x12\n\x0eMERGE_RULE_RDA\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"decoupled_diloco/v1/fragment.proto\x12\x13\x64\x65\x63oupled_diloco.v1\"\x8e\x01\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12,\n\x04rule\x18\x03 \x01(\x0e\x32\x1e.decoupled_diloco.v1.MergeRule\x12\x17\n\nstack_axis\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x05 \x01(\tB\r\n\x0b_stack_axis\"J\n\x06Schema\x12\x30\n\x07tensors\x18\x01 \x03(\x0b\x32\x1f.decoupled_diloco.v1.TensorSpec\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\";\n\x07Version\x12\x10\n\x08timeline\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"|\n\x0f\x46ragmentVersion\x12\x10\n\x08\x66ragment\x18\x01 \x01(\x05\x12-\n\x07version\x18\x02 \x01(\x0b\x32\x1c.decoupled_diloco.v1.Version\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x13\n\x0bvalue_count\x18\x04 \x01(\x03\"7\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x19\n\x07Trailer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t*M\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x11\n\rENCODING_BF16\x10\x02*O\n\tMergeRule\x12\x1a\n\x16MERGE_RULE_UNSPECIFIED\x10\x00\x12\x12\n\x0eMERGE_RULE_AVG\x10\x01\x12\x12\n\x0eMERGE_RULE_RDA\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decoupled_diloco.v1.fragment_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENCODING']._serialized_start=535
-  _globals['_ENCODING']._serialized_end=612
-  _globals['_MERGERULE']._serialized_start=614
-  _globals['_MERGERULE']._serialized_end=693
-  _globals['_TENSORSPEC']._serialized_start=59
-  _globals['_TENSORSPEC']._serialized_end=186
-  _globals['_SCHEMA']._serialized_start=188
-  _globals['_SCHEMA']._serialized_end=262
-  _globals['_VERSION']._serialized_start=264
-  _globals['_VERSION']._serialized_end=323
-  _globals['_FRAGMENTVERSION']._serialized_start=325
-  _globals['_FRAGMENTVERSION']._serialized_end=449
-  _globals['_CHUNK']._serialized_start=451
-  _globals['_CHUNK']._serialized_end=506
-  _globals['_TRAILER']._serialized_start=508
-  _globals['_TRAILER']._serialized_end=533
+  _globals['_ENCODING']._serialized_start=551
+  _globals['_ENCODING']._serialized_end=628
+  _globals['_MERGERULE']._serialized_start=630
+  _globals['_MERGERULE']._serialized_end=709
+  _globals['_TENSORSPEC']._serialized_start=60
+  _globals['_TENSORSPEC']._serialized_end=202
+  _globals['_SCHEMA']._serialized_start=204
+  _globals['_SCHEMA']._serialized_end=278
+  _globals['_VERSION']._serialized_start=280
+  _globals['_VERSION']._serialized_end=339
+  _globals['_FRAGMENTVERSION']._serialized_start=341
+  _globals['_FRAGMENTVERSION']._serialized_end=465
+  _globals['_CHUNK']._serialized_start=467
+  _globals['_CHUNK']._serialized_end=522
+  _globals['_TRAILER']._serialized_start=524
+  _globals['_TRAILER']._serialized_end=549
 # @@protoc_insertion_point(module_scope)

@@ -26,16 +26,18 @@ MERGE_RULE_AVG: MergeRule
 MERGE_RULE_RDA: MergeRule
 
 class TensorSpec(_message.Message):
-    __slots__ = ("name", "shape", "rule", "stack_axis")
+    __slots__ = ("name", "shape", "rule", "stack_axis", "dtype")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     STACK_AXIS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     rule: MergeRule
     stack_axis: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[MergeRule, str]] = ..., stack_axis: _Optional[int] = ...) -> None: ...
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[MergeRule, str]] = ..., stack_axis: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Schema(_message.Message):
     __slots__ = ("tensors", "digest")

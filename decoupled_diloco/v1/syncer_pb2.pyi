@@ -351,10 +351,12 @@ class Resume(_message.Message):
     def __init__(self) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "leave")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    leave: bool
+    def __init__(self, reason: _Optional[str] = ..., leave: _Optional[bool] = ...) -> None: ...
 
 class Recover(_message.Message):
     __slots__ = ("reason",)

@@ -1,0 +1,1 @@
+"""Between the core's types and the generated messages: values, streams of bytes, errors."""

@@ -1,0 +1,81 @@
+"""SyncerService with this project's serializers: a stub for callers, a registration for the syncer.
+
+The generated ones work as well, on either end; these skip the copies of the generated classes for chunks
+(see `stream`). Parts of a stream are `ChunkPart` or the generated message when received, and the generated
+message or ready bytes when sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from decoupled_diloco.v1 import syncer_pb2 as spb
+from decoupled_diloco.v1.syncer_pb2_grpc import SyncerServiceServicer, SyncerServiceStub
+from decoupled_diloco.wire.stream import part_parser, part_serializer
+
+SYNCER_SERVICE = spb.DESCRIPTOR.services_by_name["SyncerService"].full_name
+
+
+class SyncerStub(SyncerServiceStub):
+    """A caller of SyncerService, for `grpc` and `grpc.aio` channels."""
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)  # type: ignore[no-untyped-call]
+        self.UploadContribution = channel.stream_stream(
+            f"/{SYNCER_SERVICE}/UploadContribution",
+            request_serializer=part_serializer,
+            response_deserializer=spb.UploadContributionResponse.FromString,
+            _registered_method=True,
+        )
+        self.UploadInitialFragment = channel.stream_unary(
+            f"/{SYNCER_SERVICE}/UploadInitialFragment",
+            request_serializer=part_serializer,
+            response_deserializer=spb.UploadInitialFragmentResponse.FromString,
+            _registered_method=True,
+        )
+        self.DownloadFragment = channel.unary_stream(
+            f"/{SYNCER_SERVICE}/DownloadFragment",
+            request_serializer=spb.DownloadFragmentRequest.SerializeToString,
+            response_deserializer=part_parser(spb.DownloadFragmentResponse),
+            _registered_method=True,
+        )
+
+
+def add_syncer_service(servicer: SyncerServiceServicer, server: Any) -> None:
+    """Registers a servicer with a server of `grpc` or `grpc.aio`."""
+    handlers = {
+        "JoinRun": grpc.unary_unary_rpc_method_handler(
+            servicer.JoinRun,
+            request_deserializer=spb.JoinRunRequest.FromString,
+            response_serializer=spb.JoinRunResponse.SerializeToString,
+        ),
+        "Attach": grpc.stream_stream_rpc_method_handler(
+            servicer.Attach,
+            request_deserializer=spb.AttachRequest.FromString,
+            response_serializer=spb.AttachResponse.SerializeToString,
+        ),
+        "UploadContribution": grpc.stream_stream_rpc_method_handler(
+            servicer.UploadContribution,
+            request_deserializer=part_parser(spb.UploadContributionRequest),
+            response_serializer=spb.UploadContributionResponse.SerializeToString,
+        ),
+        "DownloadFragment": grpc.unary_stream_rpc_method_handler(
+            servicer.DownloadFragment,
+            request_deserializer=spb.DownloadFragmentRequest.FromString,
+            response_serializer=part_serializer,
+        ),
+        "UploadInitialFragment": grpc.stream_unary_rpc_method_handler(
+            servicer.UploadInitialFragment,
+            request_deserializer=part_parser(spb.UploadInitialFragmentRequest),
+            response_serializer=spb.UploadInitialFragmentResponse.SerializeToString,
+        ),
+        "LeaveRun": grpc.unary_unary_rpc_method_handler(
+            servicer.LeaveRun,
+            request_deserializer=spb.LeaveRunRequest.FromString,
+            response_serializer=spb.LeaveRunResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SYNCER_SERVICE, handlers),))
+    server.add_registered_method_handlers(SYNCER_SERVICE, handlers)
