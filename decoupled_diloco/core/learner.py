@@ -1,7 +1,7 @@
 """The learner's machine: what a learner does at a step boundary and between two of them.
 
-It holds counters and version names, never tensors. Two threads use it under one short lock: the network thread reports what
-arrived (`handle`), the device thread calls `at_boundary` between two inner steps. Neither call waits for anything.
+It holds counters and version names, never tensors. Two threads use it under one short lock: the network thread reports
+what arrived (`handle`), the device thread calls `at_boundary` between two inner steps. Neither call waits for anything.
 
     repeat until the run is finished:
         one inner step on the learner's own data                    never waits for anybody
@@ -30,34 +30,9 @@ from decoupled_diloco.core.learner_effects import (
     Upload,
     UploadInitialParameters,
 )
+from decoupled_diloco.core.learner_state import AskRecord, FragmentRecord
 from decoupled_diloco.core.policy import ApplyRule, Policy
 from decoupled_diloco.core.schedule import due_local_step, fragment_of
-
-
-@dataclass(slots=True)
-class _Fragment:
-    """What the learner knows of one fragment."""
-
-    applied: Version | None = None
-    applied_global_step: int = 0
-    step_count: int = 0
-    token_count: int = 0
-    held: Version | None = None
-    held_global_step: int = 0
-    wanted: Version | None = None
-    wanted_global_step: int = 0
-    downloading: Version | None = None
-    copy: Copy | None = None
-    sent: Copy | None = None
-    """The copy that was last handed to the uploader since the fragment was received."""
-
-
-@dataclass(slots=True)
-class _Ask:
-    """An ask that is open and not answered."""
-
-    ask: ev.Asked
-    due_local_step: int
 
 
 @dataclass(slots=True)
@@ -68,8 +43,8 @@ class LearnerMachine:
         policy: the run's policy; P, H, tau, the apply rule, last_call and barrier matter here.
         local_step: inner steps of this incarnation; never jumps.
         token_count: their tokens.
-        schedule_step: step of the inner learning-rate schedule: global steps at the newest applied version plus the local steps
-            since that round's copy, never going back.
+        schedule_step: step of the inner learning-rate schedule: global steps at the newest applied version plus the
+            local steps since that round's copy, never going back.
     """
 
     policy: Policy
@@ -78,8 +53,8 @@ class LearnerMachine:
     cursor: int = 0
     schedule_step: int = 0
     step_ratio: float = 1.0
-    _fragments: list[_Fragment] = field(default_factory=list)
-    _asks: dict[int, _Ask] = field(default_factory=dict)
+    _fragments: list[FragmentRecord] = field(default_factory=list)
+    _asks: dict[int, AskRecord] = field(default_factory=dict)
     _answered: dict[int, int] = field(default_factory=dict)
     _newest_round: int = 0
     _rounds_in_flight: int = 1
@@ -97,7 +72,7 @@ class LearnerMachine:
     _schedule_local: int = 0
 
     def __post_init__(self) -> None:
-        self._fragments = [_Fragment() for _ in range(self.policy.fragment_count)]
+        self._fragments = [FragmentRecord() for _ in range(self.policy.fragment_count)]
 
     # ---- the network thread ------------------------------------------------------------------------------------------
 
@@ -142,13 +117,13 @@ class LearnerMachine:
         effects = self._end_older_rounds(ask)
         if ask.round in self._answered:
             return effects
-        self._asks[ask.round] = _Ask(ask, ask.due_local_step)
+        self._asks[ask.round] = AskRecord(ask, ask.due_local_step)
         if self._drain is not None and self._drain_copied:
             return effects + self._answer_from_copy(ask.round) + self._leave_if_done()
         return effects
 
     def _end_older_rounds(self, ask: ev.Asked) -> list[LearnerEffect]:
-        """At most one round of a fragment is open: a newer one tells that the older have ended, also while this was cut off."""
+        """At most one round of a fragment is open: an ask says that older ones have ended if that news was lost."""
         older = [r for r in (*self._asks, *self._answered) if r < ask.round]
         older = [r for r in older if fragment_of(r, self.policy) == ask.fragment]
         state = self._fragments[ask.fragment]
@@ -187,9 +162,7 @@ class LearnerMachine:
     def _rebase(self, global_step: int, local_step: int) -> None:
         """Re-bases the open asks on a round that was answered or that closed without this learner."""
         for pending in self._asks.values():
-            pending.due_local_step = due_local_step(
-                local_step, pending.ask.global_step, global_step, self.step_ratio
-            )
+            pending.due_local_step = due_local_step(local_step, pending.ask.global_step, global_step, self.step_ratio)
 
     def _on_round_ended(self, event: ev.RoundEnded) -> list[LearnerEffect]:
         effects: list[LearnerEffect] = []
@@ -210,7 +183,7 @@ class LearnerMachine:
         state.wanted, state.wanted_global_step = version, global_step
         return self._start_download(state, fragment)
 
-    def _start_download(self, state: _Fragment, fragment: int) -> list[LearnerEffect]:
+    def _start_download(self, state: FragmentRecord, fragment: int) -> list[LearnerEffect]:
         if state.downloading is not None or state.wanted is None or state.wanted == state.held:
             return []
         state.downloading = state.wanted
@@ -239,7 +212,7 @@ class LearnerMachine:
         self._recovering = self._restart_optimizer = True
         for state in self._fragments:
             state.copy = None
-        declined = [DeclineRound(round_number, Decline.NO_COPY) for round_number in self._asks]
+        declined: list[LearnerEffect] = [DeclineRound(r, Decline.NO_COPY) for r in self._asks]
         self._asks.clear()
         return declined
 
@@ -250,22 +223,15 @@ class LearnerMachine:
         return self._leave_if_done()
 
     def _leave_if_done(self) -> list[LearnerEffect]:
-        """A draining learner leaves when every fragment was answered once, or has nothing that could still be merged."""
+        """A draining learner leaves when every fragment was answered once, or holds nothing that can be merged."""
         if not (self._leaves_after_drain and self._drain_copied) or self._left:
             return []
         if any(self._fragments[fragment_of(r, self.policy)].sent is not None for r in self._answered):
             return []
-        if any(
-            state.copy is not None and state.sent is None and self._can_merge(state)
-            for state in self._fragments
-        ):
+        if any(state.sent is None and state.could_be_merged for state in self._fragments):
             return []
         self._left = True
         return [Leave(self._drain or "")]
-
-    @staticmethod
-    def _can_merge(state: _Fragment) -> bool:
-        return state.copy is not None and (state.wanted is None or state.wanted == state.copy.base)
 
     # ---- the device thread -------------------------------------------------------------------------------------------
 
@@ -300,7 +266,7 @@ class LearnerMachine:
             return Hold.PAUSED
         if self._detached:
             return Hold.DETACHED
-        # With the barrier on, a learner steps neither past an answered round that is open nor past an ask it does not know.
+        # With the barrier on, a learner steps neither past an answered round that is open nor past an unknown ask.
         if self.policy.barrier and (self._barrier_rounds or not self._asks):
             return Hold.BARRIER
         return None
@@ -318,7 +284,7 @@ class LearnerMachine:
         return Boundary((), tuple(copies.values()), tuple(uploads), Hold.DRAINING, self.schedule_step)
 
     def drained(self) -> list[LearnerEffect]:
-        """To be called by the network thread after a DRAINING boundary: declines what cannot be answered, leaves when done."""
+        """For the network thread after a DRAINING boundary: declines what cannot be answered, leaves when done."""
         effects: list[LearnerEffect] = []
         if self._drain_copied:
             for round_number in list(self._asks):
@@ -338,11 +304,7 @@ class LearnerMachine:
         return Boundary(applies, (), (), self._hold(), self.schedule_step, restart)
 
     def _arrived(self) -> list[int]:
-        return [
-            p
-            for p, state in enumerate(self._fragments)
-            if state.held is not None and state.held != state.applied
-        ]
+        return [p for p, state in enumerate(self._fragments) if state.held is not None and state.held != state.applied]
 
     def _apply(self, fragment: int) -> Apply:
         state = self._fragments[fragment]
@@ -350,10 +312,7 @@ class LearnerMachine:
         rule, kept_steps, kept_tokens, since = self._kept(state)
         state.applied, state.applied_global_step = state.held, state.held_global_step
         local_since = self.local_step - (state.sent.local_step if state.sent else self.local_step)
-        if (
-            state.applied_global_step + local_since
-            >= self._schedule_base + self.local_step - self._schedule_local
-        ):
+        if state.applied_global_step + local_since >= self._schedule_base + self.local_step - self._schedule_local:
             self._schedule_base, self._schedule_local = (
                 state.applied_global_step,
                 self.local_step - local_since,
@@ -364,8 +323,8 @@ class LearnerMachine:
         self._barrier_rounds = {r for r in self._barrier_rounds if fragment_of(r, self.policy) != fragment}
         return Apply(fragment, state.applied, state.applied_global_step, rule, since, kept_tokens)
 
-    def _kept(self, state: _Fragment) -> tuple[ApplyRule, int, int, Copy | None]:
-        """The rule to apply by, the steps and tokens that survive in the values, and the copy they are measured from."""
+    def _kept(self, state: FragmentRecord) -> tuple[ApplyRule, int, int, Copy | None]:
+        """The rule to apply by, the steps and tokens that survive, and the copy that they are measured from."""
         rule, sent = self.policy.apply_rule, state.sent
         if state.applied is None or rule == "overwrite" or (rule == "carry" and sent is None):
             return "overwrite", 0, 0, None
@@ -377,20 +336,14 @@ class LearnerMachine:
         return rule, kept_steps, round(self.policy.blend_alpha * tokens) if kept_steps else 0, None
 
     def _advance_schedule(self) -> None:
-        self.schedule_step = max(
-            self.schedule_step, self._schedule_base + self.local_step - self._schedule_local
-        )
+        self.schedule_step = max(self.schedule_step, self._schedule_base + self.local_step - self._schedule_local)
 
-    def _is_due(self, pending: _Ask) -> bool:
+    def _is_due(self, pending: AskRecord) -> bool:
         state = self._fragments[pending.ask.fragment]
-        return (
-            self.local_step >= pending.due_local_step
-            and state.applied == pending.ask.base
-            and state.step_count >= 1
-        )
+        return self.local_step >= pending.due_local_step and state.applied == pending.ask.base and state.step_count >= 1
 
     def _take_copies(self, due_fragments: list[int]) -> dict[int, Copy]:
-        """Copies of the fragments that are due, that are asked for, and that the next rounds of the schedule will ask for."""
+        """Copies of the fragments that are due, asked for, or next on the schedule."""
         wanted = set(due_fragments)
         if self.policy.last_call:
             wanted |= {pending.ask.fragment for pending in self._asks.values()}

@@ -1,4 +1,4 @@
-"""What a learner's machine asks for: effects for the network thread, and the plan of a step boundary for the device thread."""
+"""What a learner's machine asks for: effects for the network thread, the plan of a boundary for the device thread."""
 
 from __future__ import annotations
 

@@ -65,14 +65,6 @@ class DownloadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class UploadEnded:
-    """The syncer answered a contribution, or (`retry`) the stream broke."""
-
-    round: int
-    retry: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PauseAsked:
     """Stop stepping."""
 
@@ -111,7 +103,7 @@ class DetachedTooLong:
 
 @dataclass(frozen=True, slots=True)
 class AttachedAgain:
-    """It is back."""
+    """The control stream is up (again). The syncer repeats what still holds: open asks, a pause, newer versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +121,6 @@ LearnerEvent = (
     | Published
     | Downloaded
     | DownloadFailed
-    | UploadEnded
     | PauseAsked
     | ResumeAsked
     | DrainAsked
