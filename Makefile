@@ -34,9 +34,9 @@ $(VENV)/.stamp: pyproject.toml requirements.lock
 
 tools/node_modules/.stamp: tools/package.json tools/package-lock.json
 	@if command -v npm >/dev/null; then \
-		echo "setting up tools/node_modules (about 60 MB, ten seconds)"; \
+		echo "setting up tools/node_modules (about 90 MB, ten seconds)"; \
 		cd tools && npm ci --ignore-scripts --no-progress --loglevel=error >/dev/null && touch node_modules/.stamp; \
-	else echo "no npm: the checks that need buf or the compose schema will be skipped"; fi
+	else echo "no npm: the checks that need buf will be skipped"; fi
 
 .PHONY: system-deps
 system-deps: ## Debian packages for test-operate, by apt-get (needs root)

@@ -17,14 +17,6 @@ def node_tool(name: str) -> str:
     return str(found)
 
 
-def node_file(path: str) -> Path:
-    """A file that a package of tools/package.json ships."""
-    found = ROOT / "tools" / "node_modules" / path
-    if not found.exists():
-        pytest.skip(f"no {path}: needs npm, then `make test-operate`")
-    return found
-
-
 def system_tool(name: str) -> str:
     """Path of a Debian command."""
     found = shutil.which(name)

