@@ -11,16 +11,13 @@ from decoupled_diloco.core.events import ContributionHeader, FragmentApplied, Pr
 from decoupled_diloco.core.goodput import GoodputLedger
 from decoupled_diloco.core.ids import Activity, Role
 from decoupled_diloco.core.membership import LearnerRecord
-from decoupled_diloco.core.policy import Policy
 
 
-def book_progress(ledger: GoodputLedger, record: LearnerRecord, progress: Progress, now: float, policy: Policy) -> None:
+def book_progress(ledger: GoodputLedger, record: LearnerRecord, progress: Progress) -> None:
     """Books a report's spans and tokens. Time in which nobody heard of the learner is lost, whatever it says of it."""
     if record.role is not Role.LEARNER:
         return
-    silence = now - record.heard_at
-    away = record.gap_seconds + (silence if silence > policy.deadlines.stall_seconds else 0.0)
-    record.gap_seconds = 0.0
+    away, record.gap_seconds = record.gap_seconds, 0.0
     reported = sum(seconds for _, seconds in progress.spans)
     startup = sum(seconds for activity, seconds in progress.spans if activity is Activity.STARTUP)
     # A new process starts while the old one counts as away; a stopped one reports the stop as one long step.

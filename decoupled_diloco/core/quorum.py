@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
@@ -52,15 +52,17 @@ class View:
     """Instant before which no round leaves OPEN."""
 
     @staticmethod
-    def of(
-        policy: Policy, now: float, membership: Membership, paused: str | None = None, pace_at: float = 0.0
-    ) -> View:
+    def of(policy: Policy, now: float, membership: Membership, paused: str | None = None) -> View:
         """Reads the membership once, for all rounds."""
         live = membership.live()
         waitable = tuple(record for record in live if record.is_live_for_quorum(policy, now))
         known = [s for record in waitable if (s := record.step_seconds())]
         names = frozenset(record.learner for record in waitable)
-        return View(policy, now, tuple(live), waitable, names, min(known) if known else None, paused, pace_at)
+        return View(policy, now, tuple(live), waitable, names, min(known) if known else None, paused)
+
+    def paced(self, pace_at: float) -> View:
+        """The same view with the pace of one round."""
+        return replace(self, pace_at=pace_at)
 
     def quorum(self) -> int:
         """K in force: the policy's, or less where it may degrade."""

@@ -1,0 +1,254 @@
+"""Moves the rounds of a machine along their table of states and says what the shell shall do.
+
+The decisions are in `quorum.py` and `grace.py`; this is where they take effect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoupled_diloco.core import accounts, quorum
+from decoupled_diloco.core import effects as fx
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.grace import grace_seconds, median
+from decoupled_diloco.core.ids import RoundState, RunPhase, Version
+from decoupled_diloco.core.quorum import Abandoned, Pending, Ready, View
+from decoupled_diloco.core.round import AnswerState, Round
+from decoupled_diloco.core.schedule import global_step_of
+
+if TYPE_CHECKING:
+    from decoupled_diloco.core.syncer import SyncerMachine
+
+
+class RoundSteps:
+    """The rounds' side of one machine."""
+
+    def __init__(self, machine: SyncerMachine) -> None:
+        self.machine = machine
+        self.step_seconds: float | None = None
+        """xi_step: step time of the fastest learner that is live for quorum; the newest known one while nobody is."""
+
+    def refresh(self, now: float) -> None:
+        """Takes in who is fastest now."""
+        fastest = self.machine.membership.fastest_step_seconds(self.machine.policy, now)
+        if fastest is not None:
+            self.step_seconds = fastest
+
+    def advance_all(self, now: float) -> list[fx.Effect]:
+        """Lets every round under way go as far as it can, oldest first."""
+        self.refresh(now)
+        effects: list[fx.Effect] = []
+        view = self.machine.view(now)
+        for item in self.machine.rounds.in_order():
+            effects += self._advance(item, self._paced(item, view))
+        return effects
+
+    def _paced(self, item: Round, view: View) -> View:
+        if item.state is not RoundState.OPEN:
+            return view
+        pace_at = self.machine.rounds.pace_at(item, self.machine.policy, self.step_seconds)
+        return view.paced(pace_at)
+
+    def _advance(self, item: Round, view: View) -> list[fx.Effect]:
+        effects: list[fx.Effect] = []
+        while True:
+            before = item.state
+            match item.state:
+                case RoundState.OPEN:
+                    effects += self._from_open(item, view)
+                case RoundState.GRACE:
+                    effects += self._from_grace(item, view)
+                case RoundState.LAST_CALL:
+                    effects += self._from_last_call(item, view)
+            if item.state is before or item.state is RoundState.OPEN or item.state.is_closed:
+                return effects
+
+    def _hold(self, item: Round, pending: Pending) -> list[fx.Effect]:
+        item.reason = pending.reason
+        self.machine.wake(pending.wake_at)
+        return []
+
+    def _from_open(self, item: Round, view: View) -> list[fx.Effect]:
+        decision = quorum.leave_open(item, view, self.machine.rounds.previous_left(item))
+        if isinstance(decision, Pending):
+            return self._hold(item, decision)
+        if isinstance(decision, Abandoned):
+            return self._close(item, RoundState.ABANDONED, decision.reason, view.now)
+        starts = sorted(answer.started_at for answer in item.started())
+        item.quorum_seconds = starts[min(view.quorum(), len(starts)) - 1] - starts[0]
+        if item.left_open_at is None:
+            self._note_pace(item, view)
+        item.move(RoundState.GRACE, decision.reason)
+        machine = self.machine
+        machine.quorum_average.add(item.quorum_seconds)
+        item.grace_started_at = view.now
+        window = grace_seconds(
+            machine.policy, self.step_seconds, machine.quorum_average.get(), machine.sync_average.get()
+        )
+        item.grace_until = view.now + (0.0 if item.final else window)
+        machine.no_slack_rounds = 0 if window > 0.0 or self.step_seconds is None else machine.no_slack_rounds + 1
+        return []
+
+    def _note_pace(self, item: Round, view: View) -> None:
+        """Books when the round left OPEN, and what sync interval that amounts to."""
+        rounds, policy = self.machine.rounds, self.machine.policy
+        steps = item.global_step - global_step_of(item.number - 1, policy)
+        if self.step_seconds and item.number > 1 and steps > 0 and not item.final:
+            took = (view.now - rounds.left_open_at) / self.step_seconds
+            self.machine.interval_average.add(policy.interval_steps * took / steps)
+        rounds.leave_open(item, view.pace_at, self.step_seconds, view.now)
+
+    def _from_grace(self, item: Round, view: View) -> list[fx.Effect]:
+        decision = quorum.leave_grace(item, view)
+        if isinstance(decision, Pending):
+            return self._hold(item, decision)
+        policy = self.machine.policy
+        item.move(RoundState.LAST_CALL, decision.reason)
+        item.last_call_at = item.last_call_until = view.now
+        silent = quorum.silent_learners(item, view)
+        if not (policy.last_call or item.final) or not silent:
+            return []
+        deadlines = policy.deadlines
+        window = min(self.step_seconds or deadlines.last_call_seconds_max, deadlines.last_call_seconds_max)
+        item.last_call_until = view.now + max(window, deadlines.last_call_seconds_min)
+        return [fx.SendLastCall(record.learner, record.incarnation, item.number) for record in silent]
+
+    def _from_last_call(self, item: Round, view: View) -> list[fx.Effect]:
+        effects = self._end_stuck_uploads(item, view)
+        decision = quorum.leave_last_call(item, view)
+        if isinstance(decision, Pending):
+            return effects + self._hold(item, decision)
+        if view.now >= item.last_call_until and self.machine.policy.last_call:
+            for record in quorum.silent_learners(item, view):
+                record.deaf = True
+        if isinstance(decision, Abandoned):
+            item.move(RoundState.OPEN, decision.reason)
+            return effects + self._ask_again(item)
+        return effects + self._start_merge(item, decision, view.now)
+
+    def _end_stuck_uploads(self, item: Round, view: View) -> list[fx.Effect]:
+        effects: list[fx.Effect] = []
+        for answer in item.started():
+            if answer.state is AnswerState.STARTED and view.now >= quorum.upload_deadline(answer, view):
+                answer.state, answer.text = AnswerState.FAILED, "its upload passed its deadline"
+                effects.append(fx.AbortUpload(answer.learner, answer.incarnation, item.number, answer.text))
+        return effects
+
+    def _ask_again(self, item: Round) -> list[fx.Effect]:
+        live = self.machine.membership.live()
+        return [effect for record in live for effect in self.machine.ask(item, record)]
+
+    def _start_merge(self, item: Round, decision: Ready, now: float) -> list[fx.Effect]:
+        item.move(RoundState.MERGING, decision.reason)
+        item.merging_at = now
+        members = item.complete()
+        item.upload_seconds = median([answer.received_at - answer.started_at for answer in members])
+        policy = self.machine.policy
+        merge = fx.StartMerge(
+            item.number,
+            item.fragment,
+            item.base,
+            tuple((answer.learner, answer.incarnation, answer.weight) for answer in members),
+            policy.outer_learning_rate,
+            policy.outer_momentum,
+        )
+        return [merge]
+
+    # ---- merge and commit --------------------------------------------------------------------------------------------
+
+    def on_merge_event(
+        self, event: ev.MergeFinished | ev.MergeFailed | ev.CommitFinished | ev.CommitFailed, now: float
+    ) -> list[fx.Effect]:
+        """Takes in how a merge or commit ended."""
+        item = self.machine.rounds.under_way.get(event.round)
+        if item is None or item.state is not RoundState.MERGING:
+            return []
+        match event:
+            case ev.MergeFinished():
+                return self._on_merged(item, event, now)
+            case ev.CommitFinished(seconds=seconds):
+                item.commit_seconds = seconds
+                return self._commit(item, now)
+            case ev.MergeFailed(reason=reason) | ev.CommitFailed(reason=reason):
+                return self._close(item, RoundState.ABANDONED, reason, now)
+
+    def _on_merged(self, item: Round, event: ev.MergeFinished, now: float) -> list[fx.Effect]:
+        item.merge_seconds, item.rda_over_avg = event.seconds, event.rda_over_avg
+        if not event.finite:
+            return self._close(item, RoundState.ABANDONED, "the merged values are not finite; nothing was changed", now)
+        item.version = Version(item.base.timeline, item.base.number + 1, event.digest)
+        members = tuple(answer.learner for answer in item.complete())
+        return [fx.CommitRound(item.number, item.fragment, item.version, item.global_step, members, item.reason)]
+
+    def _commit(self, item: Round, now: float) -> list[fx.Effect]:
+        machine = self.machine
+        assert item.version is not None
+        members = item.complete()
+        total = machine.policy.total_steps
+        step = min(item.global_step + 1, total) if total else item.global_step + 1
+        machine.versions[item.fragment] = item.version
+        machine.version_steps[item.fragment] = step
+        machine.global_step = max(machine.global_step, step)
+        machine.participating_count = len(members)
+        results = {a.learner: "rejected" for a in item.answers.values() if a.state is AnswerState.REJECTED}
+        machine.newest_results[item.fragment] = results | {answer.learner: "overlap" for answer in members}
+        for answer in members:
+            assert answer.header is not None
+            record = machine.membership.get(answer.learner, answer.incarnation)
+            accounts.settle_merged(machine.ledger, record, answer.header)
+            self._credit(answer.learner, item, answer.header.cursor)
+        download = machine.download_average.get()
+        machine.sync_average.add(item.upload_seconds + (now - item.merging_at) + download)
+        publish = fx.PublishFragment(item.fragment, item.version, step)
+        return [publish, *self._close(item, RoundState.COMMITTED, item.reason, now)]
+
+    def _credit(self, learner: str, item: Round, cursor: int) -> None:
+        membership = self.machine.membership
+        record = membership.learners.get(learner)
+        if record is None:
+            return
+        record.rounds_merged[item.fragment] += 1
+        record.newest_merged_round = max(record.newest_merged_round, item.number)
+        record.cursor = max(record.cursor, cursor)
+        membership.slot_cursors[record.slot] = max(membership.slot_cursors.get(record.slot, 0), cursor)
+
+    def _close(self, item: Round, state: RoundState, reason: str, now: float) -> list[fx.Effect]:
+        machine = self.machine
+        item.move(state, reason)
+        live = machine.membership.live()
+        item.live_count = len(live)
+        members = tuple(answer.learner for answer in item.complete()) if state is RoundState.COMMITTED else ()
+        item.absentees = tuple((r.learner, self._why_absent(item, r.learner, now)) for r in live if r.learner not in members)
+        machine.rounds.close(item, now)
+        if state is RoundState.COMMITTED and not item.final:
+            machine.ledger.close_round(len(members), len(live))
+        for record in live:
+            answered = item.has_answered(record.learner, record.incarnation) and item.answers[record.learner].counts
+            if not answered and item.global_step > record.based_on_global_step:
+                record.based_on_global_step = item.global_step
+                record.based_on_local_step = record.progress.local_step
+        committed = state is RoundState.COMMITTED
+        return [fx.CloseRound(item.number, item.fragment, committed, members, item.global_step, reason)]
+
+    def _why_absent(self, item: Round, learner: str, now: float) -> str:
+        answer = item.answers.get(learner)
+        if answer is not None and answer.text:
+            return answer.text
+        record = self.machine.membership.learners[learner]
+        state, text = record.state(self.machine.policy, now)
+        if not record.attached:
+            return "its control stream is down"
+        if learner not in item.asked:
+            return f"it was not asked ({state.value})"
+        return f"it had not answered ({text or state.value})"
+
+    def abandon_all(self, reason: str, now: float) -> list[fx.Effect]:
+        """Ends every round that is not merging; for a run whose time to finish is over."""
+        if self.machine.phase is not RunPhase.FINISHING:
+            return []
+        effects: list[fx.Effect] = []
+        for item in self.machine.rounds.in_order():
+            if item.state is not RoundState.MERGING:
+                item.state = RoundState.OPEN
+                effects += self._close(item, RoundState.ABANDONED, reason, now)
+        return effects

@@ -1,0 +1,1 @@
+"""Runs of the production machines in virtual time, without tensors, sockets or clocks."""
