@@ -1,6 +1,7 @@
-"""What goes wrong between two ends of a call: stable reasons, who has to change something, and what the caller does next.
+"""What goes wrong between two ends of a call: stable reasons, whose move it is, what the caller does next.
 
-The wire form (gRPC status with ErrorInfo) is in `wire.status`; the operator's mistakes are `runtime.config.ConfigError`.
+The wire form (gRPC status with ErrorInfo) is in `wire.status`; the operator's mistakes are
+`runtime.config.ConfigError`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a call was refused. Names are those of ErrorReason in error.proto, without the prefix, and stay for ever."""
+    """Why a call was refused: the stable names of ErrorReason in error.proto, without the prefix."""
 
     PROTOCOL_MISMATCH = "PROTOCOL_MISMATCH"
     RUN_MISMATCH = "RUN_MISMATCH"
@@ -95,7 +96,7 @@ class DecoupledDilocoError(Exception):
 
 
 class PeerError(DecoupledDilocoError):
-    """A call that was refused, at either end: raised by the end that refuses, and again at the end that called.
+    """A refused call, at either end: raised by the end that refuses, and again at the end that called.
 
     Attributes:
         reason: Stable, for programs to branch on.

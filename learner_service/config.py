@@ -1,0 +1,131 @@
+"""Process settings of the learner and the evaluator; the run file is `decoupled_diloco.config`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from decoupled_diloco.command_line import Program
+from decoupled_diloco.config import Name, RunConfig
+from decoupled_diloco.runtime.config import Finding
+from decoupled_diloco.runtime.config_fields import Expect
+from decoupled_diloco.runtime.process_settings import CallerTlsSettings, FilePath, LogSettings, check_address
+
+AddressList = Annotated[tuple[str, ...], Field(strict=False), Expect("host:port, or several with commas")]
+
+
+def learner_id_from_hostname(hostname: str) -> str:
+    """A learner id made of a host name: lower case, other characters become "-", at most 63 characters."""
+    text = re.sub(r"[^a-z0-9-]+", "-", hostname.split(".")[0].lower()).strip("-")[:63].strip("-")
+    return text or "learner"
+
+
+class _ParticipantSettings(CallerTlsSettings, LogSettings):
+    """What the learner and the evaluator share."""
+
+    syncer: AddressList = Field(
+        default=("127.0.0.1:50051",),
+        min_length=1,
+        description="Where the syncer listens; several addresses are tried in turn.",
+    )
+    cache_dir: FilePath = Field(
+        default=Path("~/.cache/decoupled-diloco"),
+        description="Directory for compiled programs and prepared data; may be shared and deleted.",
+    )
+    http_listen: str = Field(
+        default="", description="Where /metrics is served in plain HTTP, host:port; empty: nowhere."
+    )
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = Field(
+        default="auto", description="The kind of device; auto: what JAX finds."
+    )
+    workload_options: dict[str, object] = Field(
+        default_factory=dict,
+        description="Options of the workload on this machine alone, above [workload.options]: paths, caches.",
+    )
+
+    @field_validator("syncer")
+    @classmethod
+    def _check_syncer(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            check_address(text)
+        return value
+
+    @field_validator("http_listen")
+    @classmethod
+    def _check_http_listen(cls, value: str) -> str:
+        return check_address(value) if value else value
+
+    @property
+    def cache_path(self) -> Path:
+        """The cache directory with "~" resolved."""
+        return self.cache_dir.expanduser()
+
+    def findings(self) -> Iterable[Finding]:
+        """Plaintext off loopback, and half of a TLS pair."""
+        return self.dial_findings("syncer", self.syncer)
+
+
+class LearnerSettings(_ParticipantSettings):
+    """Settings of one learner process."""
+
+    learner_id: Name = Field(
+        default_factory=lambda: learner_id_from_hostname(socket.gethostname()),
+        description="Stable id of this learner; a second process with the same id replaces the first.",
+    )
+    device_count: int = Field(
+        default=0, ge=0, description="Devices to use of those that JAX finds, from the first on; 0: all."
+    )
+    step_seconds_min: float = Field(
+        default=0.0, ge=0, description="Pads every step to this duration, for experiments; 0: no padding."
+    )
+    drain_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="After the first SIGTERM: time to answer open asks and leave the run in order.",
+    )
+    output_dir: FilePath | None = Field(
+        default=None, description="Directory for a record of this learner's steps and rounds; nothing: none."
+    )
+
+
+class EvaluatorSettings(_ParticipantSettings):
+    """Settings of one evaluator process."""
+
+    evaluator_id: Name = Field(default="evaluator", description="Stable id of this evaluator.")
+    interval_steps: int = Field(
+        default=24, ge=1, description="Global steps between two evaluations; later ones are skipped if slow."
+    )
+    output_file: FilePath | None = Field(
+        default=None, description="File that gets one JSON object a line per evaluation; nothing: none."
+    )
+
+
+class LearnerDocument(RunConfig):
+    """The run file with the learner's own section."""
+
+    learner: LearnerSettings = Field(default_factory=lambda: LearnerSettings())
+
+
+class EvaluatorDocument(RunConfig):
+    """The run file with the evaluator's own section."""
+
+    evaluator: EvaluatorSettings = EvaluatorSettings()
+
+
+LEARNER_PROGRAM = Program(
+    name="decoupled-diloco-learner",
+    summary="Trains on its own data and exchanges fragments with the syncer while it goes on training.",
+    document=LearnerDocument,
+    section="learner",
+)
+EVALUATOR_PROGRAM = Program(
+    name="decoupled-diloco-evaluator",
+    summary="Follows the published versions of a run and evaluates them.",
+    document=EvaluatorDocument,
+    section="evaluator",
+)
