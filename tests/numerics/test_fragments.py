@@ -189,7 +189,10 @@ def test_the_fragmentation_of_a_schema_never_changes() -> None:
         [[piece.tensor, piece.axis, piece.start, piece.stop, piece.offset] for piece in fragment.pieces]
         for fragment in fragment_schema(demo_schema(stacked=True), 8).fragments
     ]
-    assert hashlib.sha256(json.dumps(layout).encode()).hexdigest() == "d397ed70f73b360eef962d5daa0dbcdc78e5935d3789fcd9d6525d624b571b2a"
+    assert (
+        hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+        == "d397ed70f73b360eef962d5daa0dbcdc78e5935d3789fcd9d6525d624b571b2a"
+    )
 
 
 def test_a_stacked_axis_in_the_middle_is_laid_out_slice_by_slice() -> None:
