@@ -149,7 +149,9 @@ class World:
                 self.after(0.0, lambda: self.tell_syncer(ev.InitialParametersCommitted(digests)))
             case fx.PublishFragment(fragment, version, step):
                 self._tell_all(lev.Published(fragment, version, step))
-            case fx.CloseRound(round=number, fragment=fragment, committed=committed_, members=members, global_step=step):
+            case fx.CloseRound(
+                round=number, fragment=fragment, committed=committed_, members=members, global_step=step
+            ):
                 self._tell_all(lev.RoundEnded(number, fragment, committed_, members, step))
             case fx.EndRun():
                 self.finished = True

@@ -171,12 +171,3 @@ class Membership:
     def live(self) -> list[LearnerRecord]:
         """Learners with a lease, by id."""
         return [record for record in self.with_role() if record.has_lease()]
-
-    def live_for_quorum(self, policy: Policy, now: float) -> list[LearnerRecord]:
-        """Learners that a round may wait for, by id."""
-        return [record for record in self.with_role() if record.is_live_for_quorum(policy, now)]
-
-    def fastest_step_seconds(self, policy: Policy, now: float) -> float | None:
-        """xi_step: step time of the fastest learner that is live for quorum; None while nobody knows his."""
-        known = [s for record in self.live_for_quorum(policy, now) if (s := record.step_seconds())]
-        return min(known) if known else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
@@ -48,8 +48,6 @@ class View:
     step_seconds: float | None
     """xi_step."""
     paused: str | None = None
-    pace_at: float = 0.0
-    """Instant before which no round leaves OPEN."""
 
     @staticmethod
     def of(policy: Policy, now: float, membership: Membership, paused: str | None = None) -> View:
@@ -60,10 +58,6 @@ class View:
         names = frozenset(record.learner for record in waitable)
         return View(policy, now, tuple(live), waitable, names, min(known) if known else None, paused)
 
-    def paced(self, pace_at: float) -> View:
-        """The same view with the pace of one round."""
-        return replace(self, pace_at=pace_at)
-
     def quorum(self) -> int:
         """K in force: the policy's, or less where it may degrade."""
         if self.policy.below_quorum == "degrade":
@@ -71,8 +65,8 @@ class View:
         return self.policy.quorum_minimum
 
 
-def leave_open(item: Round, view: View, previous_left: bool) -> Decision:
-    """OPEN -> GRACE: quorum has started, and the pace allows it."""
+def leave_open(item: Round, view: View, previous_left: bool, pace_at: float) -> Decision:
+    """OPEN -> GRACE: quorum has started, and the pace (`pace_at`) allows it."""
     if view.paused is not None:
         return Pending(f"the run is paused: {view.paused}")
     wanted, started = view.quorum(), len(item.started())
@@ -80,16 +74,18 @@ def leave_open(item: Round, view: View, previous_left: bool) -> Decision:
         return _below_quorum(item, view, started, wanted)
     if not previous_left:
         return Pending(f"{started} have started; the round before it goes first")
-    if view.now < view.pace_at and not item.final:
-        wait = view.pace_at - view.now
-        return Pending(f"{started} have started; the pace of the fastest learner allows it in {wait:.3f} s", view.pace_at)
+    if view.now < pace_at and not item.final:
+        wait = pace_at - view.now
+        return Pending(f"{started} have started; the pace of the fastest learner allows it in {wait:.3f} s", pace_at)
     return Ready(f"{started} of {wanted} required learners have started")
 
 
 def _below_quorum(item: Round, view: View, started: int, wanted: int) -> Decision:
     missing = [record for record in view.waitable if not item.has_answered(record.learner, record.incarnation)]
     if item.final and not any(_may_still_answer(item, record) for record in view.live):
-        return Abandoned(f"the run finishes and only {started} of {wanted} required learners have anything for this fragment")
+        return Abandoned(
+            f"the run finishes and only {started} of {wanted} required learners have anything for this fragment"
+        )
     if not view.live:
         return Pending(f"no learners: waiting for {wanted} to join")
     if len(view.waitable) < wanted and not item.final:

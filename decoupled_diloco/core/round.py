@@ -143,9 +143,7 @@ class Round:
         for answer in members:
             assert answer.header is not None
             header = answer.header
-            shown.append(
-                MemberStatus(answer.learner, answer.weight / total, header.token_count, header.step_count)
-            )
+            shown.append(MemberStatus(answer.learner, answer.weight / total, header.token_count, header.step_count))
         grace_end = self.last_call_at or (now if self.state is RoundState.GRACE else self.grace_started_at)
         last_call_end = self.merging_at or (now if self.state is RoundState.LAST_CALL else self.last_call_at)
         return RoundStatus(

@@ -28,26 +28,17 @@ class RoundSteps:
         self.step_seconds: float | None = None
         """xi_step: step time of the fastest learner that is live for quorum; the newest known one while nobody is."""
 
-    def refresh(self, now: float) -> None:
+    def refresh(self, view: View) -> None:
         """Takes in who is fastest now."""
-        fastest = self.machine.membership.fastest_step_seconds(self.machine.policy, now)
-        if fastest is not None:
-            self.step_seconds = fastest
+        if view.step_seconds is not None:
+            self.step_seconds = view.step_seconds
 
-    def advance_all(self, now: float) -> list[fx.Effect]:
+    def advance_all(self, view: View) -> list[fx.Effect]:
         """Lets every round under way go as far as it can, oldest first."""
-        self.refresh(now)
         effects: list[fx.Effect] = []
-        view = self.machine.view(now)
         for item in self.machine.rounds.in_order():
-            effects += self._advance(item, self._paced(item, view))
+            effects += self._advance(item, view)
         return effects
-
-    def _paced(self, item: Round, view: View) -> View:
-        if item.state is not RoundState.OPEN:
-            return view
-        pace_at = self.machine.rounds.pace_at(item, self.machine.policy, self.step_seconds)
-        return view.paced(pace_at)
 
     def _advance(self, item: Round, view: View) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
@@ -69,7 +60,9 @@ class RoundSteps:
         return []
 
     def _from_open(self, item: Round, view: View) -> list[fx.Effect]:
-        decision = quorum.leave_open(item, view, self.machine.rounds.previous_left(item))
+        rounds = self.machine.rounds
+        pace_at = rounds.pace_at(item, self.machine.policy, self.step_seconds)
+        decision = quorum.leave_open(item, view, rounds.previous_left(item), pace_at)
         if isinstance(decision, Pending):
             return self._hold(item, decision)
         if isinstance(decision, Abandoned):
@@ -77,7 +70,7 @@ class RoundSteps:
         starts = sorted(answer.started_at for answer in item.started())
         item.quorum_seconds = starts[min(view.quorum(), len(starts)) - 1] - starts[0]
         if item.left_open_at is None:
-            self._note_pace(item, view)
+            self._note_pace(item, view, pace_at)
         item.move(RoundState.GRACE, decision.reason)
         machine = self.machine
         machine.quorum_average.add(item.quorum_seconds)
@@ -89,14 +82,14 @@ class RoundSteps:
         machine.no_slack_rounds = 0 if window > 0.0 or self.step_seconds is None else machine.no_slack_rounds + 1
         return []
 
-    def _note_pace(self, item: Round, view: View) -> None:
+    def _note_pace(self, item: Round, view: View, pace_at: float) -> None:
         """Books when the round left OPEN, and what sync interval that amounts to."""
         rounds, policy = self.machine.rounds, self.machine.policy
         steps = item.global_step - global_step_of(item.number - 1, policy)
         if self.step_seconds and item.number > 1 and steps > 0 and not item.final:
             took = (view.now - rounds.left_open_at) / self.step_seconds
             self.machine.interval_average.add(policy.interval_steps * took / steps)
-        rounds.leave_open(item, view.pace_at, self.step_seconds, view.now)
+        rounds.leave_open(item, pace_at, self.step_seconds, view.now)
 
     def _from_grace(self, item: Round, view: View) -> list[fx.Effect]:
         decision = quorum.leave_grace(item, view)
@@ -218,7 +211,9 @@ class RoundSteps:
         live = machine.membership.live()
         item.live_count = len(live)
         members = tuple(answer.learner for answer in item.complete()) if state is RoundState.COMMITTED else ()
-        item.absentees = tuple((r.learner, self._why_absent(item, r.learner, now)) for r in live if r.learner not in members)
+        item.absentees = tuple(
+            (r.learner, self._why_absent(item, r.learner, now)) for r in live if r.learner not in members
+        )
         machine.rounds.close(item, now)
         if state is RoundState.COMMITTED and not item.final:
             machine.ledger.close_round(len(members), len(live))

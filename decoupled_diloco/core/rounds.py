@@ -115,7 +115,9 @@ class Rounds:
         if not restarted and not item.takes_contributions(now):
             return Admission(Fate.LATE, f"round {header.round} is {item.state} and takes no more contributions")
         if header.fragment != item.fragment or header.base != item.base:
-            return Admission(Fate.STALE_BASE, f"round {header.round} is based on version {item.base}, not {header.base}")
+            return Admission(
+                Fate.STALE_BASE, f"round {header.round} is based on version {item.base}, not {header.base}"
+            )
         if header.step_count < 1 or header.token_count < 1:
             return Admission(Fate.ZERO_STEPS, "no steps were made since the fragment was received")
         if not is_safe(contribution_weight(header.token_count, header.step_count)):

@@ -43,6 +43,4 @@ def due_local_step(local_step: int, global_step: int, based_on_global_step: int,
         based_on_global_step: t(q) of the newest round that the learner answered or that closed without it.
         pace_ratio: xi_step / xi_m, the step time of the fastest learner over the learner's own, (0, 1].
     """
-    return local_step + max(
-        1, math.floor((global_step - based_on_global_step) * pace_ratio + PACE_TOLERANCE_STEPS)
-    )
+    return local_step + max(1, math.floor((global_step - based_on_global_step) * pace_ratio + PACE_TOLERANCE_STEPS))

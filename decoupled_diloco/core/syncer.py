@@ -12,9 +12,11 @@ import math
 from decoupled_diloco.core import accounts
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.admissions import Admissions
 from decoupled_diloco.core.goodput import GoodputLedger
 from decoupled_diloco.core.grace import Average
 from decoupled_diloco.core.ids import Activity, Fate, LearnerState, Role, RoundState, RunPhase, Version
+from decoupled_diloco.core.initial import InitialParameters
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.quorum import View
@@ -58,12 +60,11 @@ class SyncerMachine:
         self.evaluation_global_step = 0
         self.participating_count = 0
         self.no_slack_rounds = 0
-        self._initial_asked: tuple[str, int] | None = None
-        self._initial_until = math.inf
-        self._initial_digests: dict[int, str] = {}
         self._wake_at: float | None = None
         self._observed_at: float | None = None
         self._advancing = False
+        self.admissions = Admissions(self)
+        self.initial = InitialParameters(self)
         self._steps = RoundSteps(self)
 
     # ---- the only way in ---------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ class SyncerMachine:
             case ev.TimerFired():
                 return []
             case ev.JoinRequested():
-                return self._on_join(event, now)
+                return self.admissions.on_join(event, now)
             case ev.PauseRequested():
                 return self._on_pause(event)
             case ev.ResumeRequested():
@@ -96,13 +97,13 @@ class SyncerMachine:
             case ev.ContributionReceived():
                 return self._on_received(event, now)
             case ev.InitialFragmentReceived():
-                return self._on_initial_fragment(event, now)
+                return self.initial.on_fragment(event, now)
             case ev.InitialParametersCommitted():
-                return self._on_initial_committed(event)
+                return self.initial.on_committed(event)
             case ev.MergeFinished() | ev.MergeFailed() | ev.CommitFinished() | ev.CommitFailed():
                 return self._steps.on_merge_event(event, now)
             case ev.LearnerLeft():
-                return self._on_left(event, now)
+                return self.admissions.on_left(event, now)
         record = self.membership.get(event.learner, event.incarnation)
         return [] if record is None else self._on_learner_event(event, record, now)
 
@@ -110,14 +111,14 @@ class SyncerMachine:
         """Events of a known incarnation that need no answer. Anything it says is a sign of life."""
         match event:
             case ev.LearnerAttached():
-                return self._on_attached(event, record, now)
+                return self.admissions.on_attached(event, record, now)
             case ev.LearnerDetached(reason=reason):
                 record.attached = False
                 return [fx.Note("learner_detached", f"{record.learner} lost its control stream: {reason}")]
-        effects = self._hear(record, now)
+        effects = self.admissions.hear(record, now)
         match event:
             case ev.ProgressReported(progress=progress):
-                self._take_progress(record, progress, now)
+                self.admissions.take_progress(record, progress, now)
             case ev.BytesMoved(round=round_number):
                 self._on_bytes_moved(record, round_number, now)
             case ev.FragmentApplied():
@@ -133,179 +134,21 @@ class SyncerMachine:
                 self.evaluation_global_step = event.global_step
         return effects
 
-    # ---- joining, life, leaving --------------------------------------------------------------------------------------
-
-    def admits(self, learner: str, incarnation: int) -> fx.Refusal | None:
-        """Whether a call of this incarnation is welcome; the reason if it is not."""
-        record = self.membership.learners.get(learner)
-        if record is None or record.left:
-            return fx.Refusal("NOT_JOINED", f"{learner} is not registered in this run; join (again)")
-        if record.incarnation != incarnation:
-            text = f"incarnation {incarnation} of {learner} was replaced by incarnation {record.incarnation}"
-            return fx.Refusal("STALE_INCARNATION", text)
-        return None
-
-    def _on_join(self, event: ev.JoinRequested, now: float) -> list[fx.Effect]:
-        refusal = self._refuse_join(event)
-        if refusal is not None:
-            return [fx.Answer(event.request, refusal)]
-        effects: list[fx.Effect] = []
-        old = self.membership.learners.get(event.learner)
-        if old is not None and not old.left:
-            effects += self._replace(old, now)
-        record = self.membership.admit(event.learner, event.role, now)
-        if old is not None and not old.left and old.role is Role.LEARNER:
-            record.gap_seconds = max(0.0, now - old.heard_at)
-        record.peer_address, record.software_version = event.peer_address, event.software_version
-        record.based_on_global_step = self.rounds.newest_closed_step
-        record.cursor = max(record.cursor, self._cursor_in_merge(record.slot))
-        answer = fx.Admitted(
-            learner=record.learner,
-            incarnation=record.incarnation,
-            role=record.role,
-            slot=record.slot,
-            cursor=record.cursor,
-            global_step=self.global_step,
-            versions=self.published(),
-            paused=self.pause_reason is not None,
-            initialized=bool(self.versions),
-        )
-        text = f"{record.learner} joined as incarnation {record.incarnation}, slot {record.slot}, cursor {record.cursor}"
-        return [*effects, fx.Answer(event.request, answer), fx.Note("learner_joined", text)]
-
-    def _refuse_join(self, event: ev.JoinRequested) -> fx.Refusal | None:
-        if self.phase is RunPhase.FINISHED or (self.phase is RunPhase.FINISHING and event.role is Role.LEARNER):
-            return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.finish_reason}")
-        known = self.membership.learners.get(event.learner)
-        new = known is None or known.left
-        if new and event.role is Role.LEARNER and self.membership.registered_count() >= self.policy.learners_max:
-            return fx.Refusal("TOO_MANY_LEARNERS", f"the run takes at most {self.policy.learners_max} learners")
-        return None
-
-    def _replace(self, old: LearnerRecord, now: float) -> list[fx.Effect]:
-        """A new incarnation fences the old one at once; its steps will be redone from the committed cursor."""
-        reason = "replaced by a new incarnation"
-        effects = self._cut_uploads(old, keep_complete=False, reason=reason)
-        if old.role is Role.LEARNER:
-            accounts.settle_gone(self.ledger, old, self._tokens_in_merge(old), "died")
-        effects.append(fx.ExpireLearner(old.learner, old.incarnation, reason))
-        return effects + self._discard_initial(old, reason)
-
-    def _cut_uploads(self, record: LearnerRecord, keep_complete: bool, reason: str) -> list[fx.Effect]:
-        cut = self.rounds.drop_incarnation(record.learner, record.incarnation, keep_complete, reason)
-        return [fx.AbortUpload(record.learner, record.incarnation, item.number, reason) for item in cut]
-
-    def _in_merge(self, learner: str, incarnation: int) -> list[RoundAnswer]:
-        rounds = [item for item in self.rounds.in_order() if item.state is RoundState.MERGING]
-        answers = [item.answers[learner] for item in rounds if learner in item.answers]
-        return [a for a in answers if a.incarnation == incarnation and a.state is AnswerState.COMPLETE and a.header]
-
-    def _tokens_in_merge(self, record: LearnerRecord) -> dict[int, int]:
-        answers = self._in_merge(record.learner, record.incarnation)
-        return {a.header.fragment: a.header.total_token_count for a in answers if a.header}
-
-    def _cursor_in_merge(self, slot: int) -> int:
-        """Newest cursor of the slot in a merge under way: steps up to it will not be made again."""
-        cursors = [0]
-        for item in self.rounds.in_order():
-            if item.state is RoundState.MERGING:
-                for answer in item.complete():
-                    record = self.membership.learners.get(answer.learner)
-                    if answer.header and record is not None and record.slot == slot:
-                        cursors.append(answer.header.cursor)
-        return max(cursors)
-
-    def _hear(self, record: LearnerRecord, now: float) -> list[fx.Effect]:
-        effects: list[fx.Effect] = []
-        if record.lost:
-            record.lost = False
-            text = f"{record.learner} is back after {now - record.heard_at:.1f} s"
-            effects.append(fx.Note("learner_back", text))
-        silence = now - record.heard_at
-        if silence > self.policy.deadlines.stall_seconds:
-            record.gap_seconds += silence
-        record.heard_at, record.deaf = now, False
-        return effects
-
-    def _on_attached(self, event: ev.LearnerAttached, record: LearnerRecord, now: float) -> list[fx.Effect]:
-        effects = self._hear(record, now)
-        record.attached = True
-        record.applied = dict(event.applied)
-        record.recovering = record.role is Role.LEARNER and len(record.applied) < self.policy.fragment_count
-        self._take_progress(record, event.progress, now)
-        record.based_on_global_step = self.rounds.newest_closed_step
-        record.based_on_local_step = record.progress.local_step
-        return effects + self._repeat(record)
-
-    def _repeat(self, record: LearnerRecord) -> list[fx.Effect]:
-        """Everything that still holds, for a stream that has just come up."""
-        name, incarnation = record.learner, record.incarnation
-        effects: list[fx.Effect] = []
-        for fragment, version, step in self.published():
-            if record.applied.get(fragment) != version:
-                effects.append(fx.AnnounceFragment(name, incarnation, fragment, version, step))
-        if self.phase is RunPhase.FINISHED:
-            effects.append(fx.FinishLearner(name, incarnation, self.finish_reason or "", self.global_step))
-            return effects
-        if self._initial_asked == (name, incarnation):
-            effects.append(fx.AskInitialParameters(name, incarnation))
-        if self.pause_reason is not None:
-            effects.append(fx.PauseLearner(name, incarnation, self.pause_reason))
-        if self.phase is RunPhase.FINISHING and record.role is Role.LEARNER:
-            effects.append(fx.DrainLearner(name, incarnation, self.finish_reason or "", leave=False))
-        for item in self.rounds.in_order():
-            effects += self.ask(item, record)
-        return effects
-
-    def _take_progress(self, record: LearnerRecord, progress: ev.Progress, now: float) -> None:
-        accounts.book_progress(self.ledger, record, progress)
-        made = progress.token_count - record.progress.token_count
-        elapsed = now - record.progress_at
-        if made > 0 and elapsed > 0:
-            record.tokens_per_second += 0.2 * (made / elapsed - record.tokens_per_second)
-        record.progress, record.progress_at = progress, now
-        if progress.activity is Activity.DRAINING and not record.draining:
-            record.draining, record.drain_reason = True, "it is leaving"
-        if progress.loss is not None:
-            record.loss = progress.loss
-
     def _on_bytes_moved(self, record: LearnerRecord, round_number: int | None, now: float) -> None:
         item = self.rounds.under_way.get(round_number or 0)
         answer = item.answers.get(record.learner) if item else None
         if answer is not None and answer.incarnation == record.incarnation:
             answer.moved_at = now
 
-    def _on_left(self, event: ev.LearnerLeft, now: float) -> list[fx.Effect]:
-        record = self.membership.get(event.learner, event.incarnation)
-        if record is None:
-            return [fx.Answer(event.request, None)]
-        effects = self._cut_uploads(record, keep_complete=True, reason="the learner left")
-        if record.role is Role.LEARNER:
-            accounts.settle_gone(self.ledger, record, self._tokens_unmerged(record), "left")
-        record.left, record.left_reason, record.attached = True, event.reason, False
-        effects += self._discard_initial(record, "the learner left")
-        effects.append(fx.Answer(event.request, None))
-        effects.append(fx.ExpireLearner(record.learner, record.incarnation, event.reason))
-        return [*effects, fx.Note("learner_left", f"{record.learner} left: {event.reason}")]
-
-    def _tokens_unmerged(self, record: LearnerRecord) -> dict[int, int]:
-        """By fragment, tokens at the copy of every whole contribution that may still be merged."""
-        tokens: dict[int, int] = {}
-        for item in self.rounds.in_order():
-            for answer in item.complete():
-                if (answer.learner, answer.incarnation) == (record.learner, record.incarnation) and answer.header:
-                    tokens[item.fragment] = answer.header.total_token_count
-        return tokens
-
     # ---- contributions -----------------------------------------------------------------------------------------------
 
     def _on_started(self, event: ev.ContributionStarted, now: float) -> list[fx.Effect]:
         header = event.header
-        refusal = self.admits(header.learner, header.incarnation)
+        refusal = self.admissions.admits(header.learner, header.incarnation)
         if refusal is not None:
             return [fx.Answer(event.request, fx.Admission(Fate.STALE_INCARNATION, refusal.text))]
         record = self.membership.learners[header.learner]
-        effects = self._hear(record, now)
+        effects = self.admissions.hear(record, now)
         admission = self.rounds.admit(header, now)
         effects.append(fx.Answer(event.request, admission))
         if admission.fate is Fate.ACCEPTED and not admission.known:
@@ -320,7 +163,7 @@ class SyncerMachine:
         record = self.membership.get(event.learner, event.incarnation)
         if record is None:
             return [fx.Answer(event.request, Fate.STALE_INCARNATION)]
-        effects = self._hear(record, now)
+        effects = self.admissions.hear(record, now)
         item = self.rounds.under_way.get(event.round)
         average = self.norm_averages[item.fragment] if item else None
         limit = self.policy.norm_outlier_factor * average.get() if average else 0.0
@@ -338,7 +181,10 @@ class SyncerMachine:
     def _recover(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
         record.recovering, record.applied = True, {}
         text = f"{record.learner} recovers: {reason}"
-        return [fx.RecoverLearner(record.learner, record.incarnation, reason), fx.Note("learner_recovers", text, "warning")]
+        return [
+            fx.RecoverLearner(record.learner, record.incarnation, reason),
+            fx.Note("learner_recovers", text, "warning"),
+        ]
 
     def _on_failed(self, event: ev.ContributionFailed, record: LearnerRecord) -> None:
         item = self.rounds.under_way.get(event.round)
@@ -396,52 +242,6 @@ class SyncerMachine:
             self.rounds_in_flight_max(),
         )
         return [ask]
-
-    # ---- initial parameters ------------------------------------------------------------------------------------------
-
-    def _on_initial_fragment(self, event: ev.InitialFragmentReceived, now: float) -> list[fx.Effect]:
-        if self._initial_asked != (event.learner, event.incarnation) or self.versions:
-            text = f"{event.learner} was not asked for the initial parameters, or no longer is"
-            return [fx.Answer(event.request, fx.Refusal("WRONG_STATE", text))]
-        record = self.membership.learners[event.learner]
-        effects: list[fx.Effect] = [*self._hear(record, now), fx.Answer(event.request, None)]
-        self._initial_digests[event.fragment] = event.digest
-        if len(self._initial_digests) == self.policy.fragment_count:
-            self._initial_until = math.inf
-            effects.append(fx.CommitInitialParameters(event.learner, event.incarnation))
-        return effects
-
-    def _on_initial_committed(self, event: ev.InitialParametersCommitted) -> list[fx.Effect]:
-        self._initial_asked, self._initial_until = None, math.inf
-        self.versions = [Version(1, 1, digest) for digest in event.digests]
-        self.phase = RunPhase.RUNNING
-        published = [fx.PublishFragment(p, version, step) for p, version, step in self.published()]
-        return [*published, fx.Note("run_initialized", "the run has its initial parameters")]
-
-    def _discard_initial(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
-        if self._initial_asked != (record.learner, record.incarnation):
-            return []
-        if len(self._initial_digests) == self.policy.fragment_count:
-            return []  # whole already; the commit is under way and needs the learner no more
-        self._initial_asked, self._initial_until, self._initial_digests = None, math.inf, {}
-        return [fx.DiscardInitialParameters(record.learner, record.incarnation, reason)]
-
-    def _seek_initial(self, now: float) -> list[fx.Effect]:
-        effects: list[fx.Effect] = []
-        if self._initial_asked is not None and now >= self._initial_until:
-            record = self.membership.learners[self._initial_asked[0]]
-            effects += self._discard_initial(record, "it took too long to upload the initial parameters")
-            record.draining, record.drain_reason = False, ""
-            candidates = [r for r in self.membership.live() if r.attached and r is not record] or [record]
-        else:
-            candidates = [r for r in self.membership.live() if r.attached and not r.draining]
-        if self._initial_asked is None and candidates:
-            chosen = candidates[0]
-            self._initial_asked = (chosen.learner, chosen.incarnation)
-            self._initial_until = now + self.policy.deadlines.initial_parameters_seconds
-            effects.append(fx.AskInitialParameters(chosen.learner, chosen.incarnation))
-            effects.append(fx.Note("initial_parameters_asked", f"{chosen.learner} is asked for the initial parameters"))
-        return effects
 
     # ---- pause, resume, finish ---------------------------------------------------------------------------------------
 
@@ -504,21 +304,23 @@ class SyncerMachine:
         """Lets leases run out and every round go as far as it can; arms the timer."""
         effects = self._expire(now)
         self._wake_at = None
-        if self.phase is RunPhase.INITIALIZING:
-            effects += self._seek_initial(now)
-            self.wake(self._initial_until)
-        if self.phase is RunPhase.RUNNING:
-            effects += self._open_rounds(now)
-        if self.versions:
-            effects += self._steps.advance_all(now)
-        if self.phase is RunPhase.RUNNING:
-            effects += self._open_rounds(now)
-            effects += self._finish_if_due(now)
+        view = View.of(self.policy, now, self.membership, self.pause_reason)
+        self._steps.refresh(view)
+        match self.phase:
+            case RunPhase.INITIALIZING:
+                effects += self.initial.seek(now)
+                self.wake(self.initial.until)
+            case RunPhase.RUNNING:
+                effects += self._open_rounds(now)
+                effects += self._steps.advance_all(view)
+                effects += self._open_rounds(now)
+                effects += self._finish_if_due(view)
+            case RunPhase.FINISHING:
+                effects += self._steps.advance_all(view)
         if self.phase is RunPhase.FINISHING:
             effects += self._end_if_done(now)
         self._arm_leases(now)
-        view_live = self.membership.live_for_quorum(self.policy, now)
-        self._advancing = any(record.progress.activity is Activity.COMPUTE for record in view_live)
+        self._advancing = any(record.progress.activity is Activity.COMPUTE for record in view.waitable)
         return effects
 
     def _expire(self, now: float) -> list[fx.Effect]:
@@ -528,8 +330,8 @@ class SyncerMachine:
                 continue
             record.lost, record.lost_at, record.attached = True, record.heard_at, False
             reason = f"not heard of for {now - record.heard_at:.1f} s"
-            effects += self._cut_uploads(record, keep_complete=True, reason="its lease ran out")
-            effects += self._discard_initial(record, "its lease ran out")
+            effects += self.admissions.cut_uploads(record, keep_complete=True, reason="its lease ran out")
+            effects += self.initial.discard(record, "its lease ran out")
             effects.append(fx.ExpireLearner(record.learner, record.incarnation, reason))
             effects.append(fx.Note("learner_lost", f"{record.learner}: {reason}", "warning"))
         return effects
@@ -558,7 +360,6 @@ class SyncerMachine:
         """Opens rounds of the schedule while fewer than F are under way and the next fragment is free."""
         effects: list[fx.Effect] = []
         last = last_round_of(self.policy.total_steps, self.policy) if self.policy.total_steps else math.inf
-        self._steps.refresh(now)
         limit = self.rounds_in_flight_max()
         while self.rounds.newest_opened < last and len(self.rounds.under_way) < limit:
             if self.rounds.newest_opened % self.policy.fragment_count in self.rounds.busy_fragments():
@@ -571,13 +372,13 @@ class SyncerMachine:
         item = self.rounds.open_next(self.policy, self.versions[fragment], now, final_step)
         return [effect for record in self.membership.live() for effect in self.ask(item, record)]
 
-    def _finish_if_due(self, now: float) -> list[fx.Effect]:
+    def _finish_if_due(self, view: View) -> list[fx.Effect]:
         total = self.policy.total_steps
         if not total or self.rounds.under_way or self.rounds.newest_opened < last_round_of(total, self.policy):
             return []
         self.global_step = total
-        effects = self._begin_finish(f"all {total} global steps are made", now)
-        return effects + self._steps.advance_all(now)
+        effects = self._begin_finish(f"all {total} global steps are made", view.now)
+        return effects + self._steps.advance_all(view)
 
     def _end_if_done(self, now: float) -> list[fx.Effect]:
         if self.rounds.under_way and now < self.finish_until:
@@ -603,6 +404,14 @@ class SyncerMachine:
             self.ledger.observe(max(0.0, now - self._observed_at), self._advancing)
         self._observed_at = now
 
+    def admits(self, learner: str, incarnation: int) -> fx.Refusal | None:
+        """Whether a call of this incarnation is welcome; the reason if it is not. Changes nothing."""
+        return self.admissions.admits(learner, incarnation)
+
+    def set_fragment_shares(self, shares: tuple[float, ...]) -> None:
+        """Says how the parameters are spread over the fragments, once the schema is known; shares sum to 1."""
+        self.ledger.fragment_shares = shares
+
     # ---- what it shows -----------------------------------------------------------------------------------------------
 
     def published(self) -> tuple[tuple[int, Version, int], ...]:
@@ -624,7 +433,3 @@ class SyncerMachine:
         under_way = [item.status(now) for item in self.rounds.in_order()]
         shown = sorted([*self.rounds.closed, *under_way], key=lambda s: s.round, reverse=True)
         return [status for status in shown if before is None or status.round < before][:limit]
-
-    def view(self, now: float) -> View:
-        """What the decisions look at."""
-        return View.of(self.policy, now, self.membership, self.pause_reason)

@@ -19,9 +19,7 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
     """The run as a whole."""
     live = machine.membership.live()
     losses = [record.loss for record in live if record.loss is not None]
-    lost = sum(
-        (now - record.lost_at) for record in machine.membership.with_role() if record.lost and not record.left
-    )
+    lost = sum((now - record.lost_at) for record in machine.membership.with_role() if record.lost and not record.left)
     phase = machine.phase
     if machine.pause_reason is not None and phase is RunPhase.RUNNING:
         phase = RunPhase.PAUSED

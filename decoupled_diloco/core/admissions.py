@@ -1,0 +1,194 @@
+"""Coming, being heard, and going: joins, attaches, reports, goodbyes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoupled_diloco.core import accounts
+from decoupled_diloco.core import effects as fx
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.ids import Activity, Role, RoundState, RunPhase
+from decoupled_diloco.core.membership import LearnerRecord
+from decoupled_diloco.core.round import AnswerState, RoundAnswer
+
+if TYPE_CHECKING:
+    from decoupled_diloco.core.syncer import SyncerMachine
+
+
+class Admissions:
+    """The membership's side of one machine."""
+
+    def __init__(self, machine: SyncerMachine) -> None:
+        self.machine = machine
+
+    def admits(self, learner: str, incarnation: int) -> fx.Refusal | None:
+        """Whether a call of this incarnation is welcome; the reason if it is not."""
+        record = self.machine.membership.learners.get(learner)
+        if record is None or record.left:
+            return fx.Refusal("NOT_JOINED", f"{learner} is not registered in this run; join (again)")
+        if record.incarnation != incarnation:
+            text = f"incarnation {incarnation} of {learner} was replaced by incarnation {record.incarnation}"
+            return fx.Refusal("STALE_INCARNATION", text)
+        return None
+
+    def on_join(self, event: ev.JoinRequested, now: float) -> list[fx.Effect]:
+        """A learner or observer wants in; a known id gets a new incarnation."""
+        refusal = self._refuse_join(event)
+        if refusal is not None:
+            return [fx.Answer(event.request, refusal)]
+        effects: list[fx.Effect] = []
+        old = self.machine.membership.learners.get(event.learner)
+        if old is not None and not old.left:
+            effects += self._replace(old, now)
+        record = self.machine.membership.admit(event.learner, event.role, now)
+        if old is not None and not old.left and old.role is Role.LEARNER:
+            record.gap_seconds = max(0.0, now - old.heard_at)
+        record.peer_address, record.software_version = event.peer_address, event.software_version
+        record.based_on_global_step = self.machine.rounds.newest_closed_step
+        record.cursor = max(record.cursor, self._cursor_in_merge(record.slot))
+        answer = fx.Admitted(
+            learner=record.learner,
+            incarnation=record.incarnation,
+            role=record.role,
+            slot=record.slot,
+            cursor=record.cursor,
+            global_step=self.machine.global_step,
+            versions=self.machine.published(),
+            paused=self.machine.pause_reason is not None,
+            initialized=bool(self.machine.versions),
+        )
+        text = (
+            f"{record.learner} joined as incarnation {record.incarnation}, slot {record.slot}, cursor {record.cursor}"
+        )
+        return [*effects, fx.Answer(event.request, answer), fx.Note("learner_joined", text)]
+
+    def _refuse_join(self, event: ev.JoinRequested) -> fx.Refusal | None:
+        if self.machine.phase is RunPhase.FINISHED or (
+            self.machine.phase is RunPhase.FINISHING and event.role is Role.LEARNER
+        ):
+            return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.machine.finish_reason}")
+        known = self.machine.membership.learners.get(event.learner)
+        new = known is None or known.left
+        if (
+            new
+            and event.role is Role.LEARNER
+            and self.machine.membership.registered_count() >= self.machine.policy.learners_max
+        ):
+            return fx.Refusal("TOO_MANY_LEARNERS", f"the run takes at most {self.machine.policy.learners_max} learners")
+        return None
+
+    def _replace(self, old: LearnerRecord, now: float) -> list[fx.Effect]:
+        """A new incarnation fences the old one at once; its steps will be redone from the committed cursor."""
+        reason = "replaced by a new incarnation"
+        effects = self.cut_uploads(old, keep_complete=False, reason=reason)
+        if old.role is Role.LEARNER:
+            accounts.settle_gone(self.machine.ledger, old, self._tokens_in_merge(old), "died")
+        effects.append(fx.ExpireLearner(old.learner, old.incarnation, reason))
+        return effects + self.machine.initial.discard(old, reason)
+
+    def cut_uploads(self, record: LearnerRecord, keep_complete: bool, reason: str) -> list[fx.Effect]:
+        """Ends what an incarnation has under way (see `Rounds.drop_incarnation`)."""
+        cut = self.machine.rounds.drop_incarnation(record.learner, record.incarnation, keep_complete, reason)
+        return [fx.AbortUpload(record.learner, record.incarnation, item.number, reason) for item in cut]
+
+    def _in_merge(self, learner: str, incarnation: int) -> list[RoundAnswer]:
+        rounds = [item for item in self.machine.rounds.in_order() if item.state is RoundState.MERGING]
+        answers = [item.answers[learner] for item in rounds if learner in item.answers]
+        return [a for a in answers if a.incarnation == incarnation and a.state is AnswerState.COMPLETE and a.header]
+
+    def _tokens_in_merge(self, record: LearnerRecord) -> dict[int, int]:
+        answers = self._in_merge(record.learner, record.incarnation)
+        return {a.header.fragment: a.header.total_token_count for a in answers if a.header}
+
+    def _cursor_in_merge(self, slot: int) -> int:
+        """Newest cursor of the slot in a merge under way: steps up to it will not be made again."""
+        cursors = [0]
+        for item in self.machine.rounds.in_order():
+            if item.state is RoundState.MERGING:
+                for answer in item.complete():
+                    record = self.machine.membership.learners.get(answer.learner)
+                    if answer.header and record is not None and record.slot == slot:
+                        cursors.append(answer.header.cursor)
+        return max(cursors)
+
+    def hear(self, record: LearnerRecord, now: float) -> list[fx.Effect]:
+        """A sign of life."""
+        effects: list[fx.Effect] = []
+        if record.lost:
+            record.lost = False
+            text = f"{record.learner} is back after {now - record.heard_at:.1f} s"
+            effects.append(fx.Note("learner_back", text))
+        silence = now - record.heard_at
+        if silence > self.machine.policy.deadlines.stall_seconds:
+            record.gap_seconds += silence
+        record.heard_at, record.deaf = now, False
+        return effects
+
+    def on_attached(self, event: ev.LearnerAttached, record: LearnerRecord, now: float) -> list[fx.Effect]:
+        """A control stream is up: repeat what still holds."""
+        effects = self.hear(record, now)
+        record.attached = True
+        record.applied = dict(event.applied)
+        record.recovering = record.role is Role.LEARNER and len(record.applied) < self.machine.policy.fragment_count
+        self.take_progress(record, event.progress, now)
+        record.based_on_global_step = self.machine.rounds.newest_closed_step
+        record.based_on_local_step = record.progress.local_step
+        return effects + self._repeat(record)
+
+    def _repeat(self, record: LearnerRecord) -> list[fx.Effect]:
+        """Everything that still holds, for a stream that has just come up."""
+        name, incarnation = record.learner, record.incarnation
+        effects: list[fx.Effect] = []
+        for fragment, version, step in self.machine.published():
+            if record.applied.get(fragment) != version:
+                effects.append(fx.AnnounceFragment(name, incarnation, fragment, version, step))
+        if self.machine.phase is RunPhase.FINISHED:
+            effects.append(
+                fx.FinishLearner(name, incarnation, self.machine.finish_reason or "", self.machine.global_step)
+            )
+            return effects
+        if self.machine.initial.asked == (name, incarnation):
+            effects.append(fx.AskInitialParameters(name, incarnation))
+        if self.machine.pause_reason is not None:
+            effects.append(fx.PauseLearner(name, incarnation, self.machine.pause_reason))
+        if self.machine.phase is RunPhase.FINISHING and record.role is Role.LEARNER:
+            effects.append(fx.DrainLearner(name, incarnation, self.machine.finish_reason or "", leave=False))
+        for item in self.machine.rounds.in_order():
+            effects += self.machine.ask(item, record)
+        return effects
+
+    def take_progress(self, record: LearnerRecord, progress: ev.Progress, now: float) -> None:
+        """Takes a report in."""
+        accounts.book_progress(self.machine.ledger, record, progress)
+        made = progress.token_count - record.progress.token_count
+        elapsed = now - record.progress_at
+        if made > 0 and elapsed > 0:
+            record.tokens_per_second += 0.2 * (made / elapsed - record.tokens_per_second)
+        record.progress, record.progress_at = progress, now
+        if progress.activity is Activity.DRAINING and not record.draining:
+            record.draining, record.drain_reason = True, "it is leaving"
+        if progress.loss is not None:
+            record.loss = progress.loss
+
+    def on_left(self, event: ev.LearnerLeft, now: float) -> list[fx.Effect]:
+        """A learner is gone for good; its whole contributions stay."""
+        record = self.machine.membership.get(event.learner, event.incarnation)
+        if record is None:
+            return [fx.Answer(event.request, None)]
+        effects = self.cut_uploads(record, keep_complete=True, reason="the learner left")
+        if record.role is Role.LEARNER:
+            accounts.settle_gone(self.machine.ledger, record, self._tokens_unmerged(record), "left")
+        record.left, record.left_reason, record.attached = True, event.reason, False
+        effects += self.machine.initial.discard(record, "the learner left")
+        effects.append(fx.Answer(event.request, None))
+        effects.append(fx.ExpireLearner(record.learner, record.incarnation, event.reason))
+        return [*effects, fx.Note("learner_left", f"{record.learner} left: {event.reason}")]
+
+    def _tokens_unmerged(self, record: LearnerRecord) -> dict[int, int]:
+        """By fragment, tokens at the copy of every whole contribution that may still be merged."""
+        tokens: dict[int, int] = {}
+        for item in self.machine.rounds.in_order():
+            for answer in item.complete():
+                if (answer.learner, answer.incarnation) == (record.learner, record.incarnation) and answer.header:
+                    tokens[item.fragment] = answer.header.total_token_count
+        return tokens

@@ -1,0 +1,76 @@
+"""The run's first parameters: one learner is asked, its fragments are staged and become the first versions in one transaction.
+
+If that incarnation is lost, replaced or too slow before its set is whole, the set is discarded and another learner is asked. Only
+committed state ever seeds anyone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from decoupled_diloco.core import effects as fx
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.ids import RunPhase, Version
+from decoupled_diloco.core.membership import LearnerRecord
+
+if TYPE_CHECKING:
+    from decoupled_diloco.core.syncer import SyncerMachine
+
+
+class InitialParameters:
+    """Who was asked, until when, and what has arrived."""
+
+    def __init__(self, machine: SyncerMachine) -> None:
+        self.machine = machine
+        self.asked: tuple[str, int] | None = None
+        self.until = math.inf
+        self.digests: dict[int, str] = {}
+
+    def on_fragment(self, event: ev.InitialFragmentReceived, now: float) -> list[fx.Effect]:
+        """One fragment is staged; the last one completes the set."""
+        if self.asked != (event.learner, event.incarnation) or self.machine.versions:
+            text = f"{event.learner} was not asked for the initial parameters, or no longer is"
+            return [fx.Answer(event.request, fx.Refusal("WRONG_STATE", text))]
+        record = self.machine.membership.learners[event.learner]
+        effects: list[fx.Effect] = [*self.machine.admissions.hear(record, now), fx.Answer(event.request, None)]
+        self.digests[event.fragment] = event.digest
+        if len(self.digests) == self.machine.policy.fragment_count:
+            self.until = math.inf
+            effects.append(fx.CommitInitialParameters(event.learner, event.incarnation))
+        return effects
+
+    def on_committed(self, event: ev.InitialParametersCommitted) -> list[fx.Effect]:
+        """The set is durable: the run has parameters."""
+        self.asked, self.until = None, math.inf
+        self.machine.versions = [Version(1, 1, digest) for digest in event.digests]
+        self.machine.phase = RunPhase.RUNNING
+        published = [fx.PublishFragment(p, version, step) for p, version, step in self.machine.published()]
+        return [*published, fx.Note("run_initialized", "the run has its initial parameters")]
+
+    def discard(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
+        """Forgets what an incarnation has staged, if it is the one that was asked."""
+        if self.asked != (record.learner, record.incarnation):
+            return []
+        if len(self.digests) == self.machine.policy.fragment_count:
+            return []  # whole already; the commit is under way and needs the learner no more
+        self.asked, self.until, self.digests = None, math.inf, {}
+        return [fx.DiscardInitialParameters(record.learner, record.incarnation, reason)]
+
+    def seek(self, now: float) -> list[fx.Effect]:
+        """Asks a learner, or another one after the deadline."""
+        effects: list[fx.Effect] = []
+        if self.asked is not None and now >= self.until:
+            record = self.machine.membership.learners[self.asked[0]]
+            effects += self.discard(record, "it took too long to upload the initial parameters")
+            record.draining, record.drain_reason = False, ""
+            candidates = [r for r in self.machine.membership.live() if r.attached and r is not record] or [record]
+        else:
+            candidates = [r for r in self.machine.membership.live() if r.attached and not r.draining]
+        if self.asked is None and candidates:
+            chosen = candidates[0]
+            self.asked = (chosen.learner, chosen.incarnation)
+            self.until = now + self.machine.policy.deadlines.initial_parameters_seconds
+            effects.append(fx.AskInitialParameters(chosen.learner, chosen.incarnation))
+            effects.append(fx.Note("initial_parameters_asked", f"{chosen.learner} is asked for the initial parameters"))
+        return effects
