@@ -1,7 +1,7 @@
 """A run in virtual time: one SyncerMachine, many LearnerMachines, and the delays between them.
 
-The world plays the part of the shells: it carries effects from one machine to another after the link's latency, lets transfers and
-merges take their time, and steps each learner at its own speed. Everything random comes from one seed.
+The world plays the part of the shells: it carries effects from one machine to another after the link's latency, lets
+transfers and merges take their time, and steps each learner at its own speed. Everything random comes from one seed.
 """
 
 from __future__ import annotations
@@ -262,10 +262,13 @@ class World:
     def _upload_initial(self, learner: SimulatedLearner, incarnation: int) -> None:
         for p in range(self.policy.fragment_count):
             if learner.reachable and learner.incarnation == incarnation:
-                self.request(
-                    lambda n, p=p: ev.InitialFragmentReceived(n, learner.name, incarnation, p, f"{p}.1"),  # type: ignore[misc]
-                    lambda _: None,
-                )
+                self._send_initial(learner.name, incarnation, p)
+
+    def _send_initial(self, name: str, incarnation: int, fragment: int) -> None:
+        digest = f"{fragment}.1"
+        self.request(
+            lambda number: ev.InitialFragmentReceived(number, name, incarnation, fragment, digest), lambda _: None
+        )
 
     def _download(self, learner: SimulatedLearner, fragment: int, version: Version) -> None:
         step = self.syncer.version_steps[fragment]

@@ -1,8 +1,9 @@
 """Books what learners report into the goodput ledger: seconds by activity, tokens by fate.
 
-For every (learner, fragment) the tokens of the incarnation are settled from the left: `accounted_tokens` is the point up to
-which their fate is known. A commit settles a member's tokens up to its copy as merged; the next apply settles what lies between
-as discarded (or leaves it open where `carry` or `blend` kept it); the end of an incarnation settles the rest.
+For every (learner, fragment) the tokens of the incarnation are settled from the left: `accounted_tokens` is the point
+up to which their fate is known. A commit settles a member's tokens up to its copy as merged; the next apply settles
+what lies between as discarded (or leaves it open where `carry` or `blend` kept it); the end of an incarnation settles
+the rest.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ def settle_merged(ledger: GoodputLedger, record: LearnerRecord | None, header: C
 def settle_gone(ledger: GoodputLedger, record: LearnerRecord, merging: dict[int, int], cause: str) -> None:
     """An incarnation is over; its open tokens are lost, except those in a merge under way.
 
-    Args:
-        merging: by fragment, the incarnation's tokens at the copy that is being merged.
+    `merging` gives, by fragment, the incarnation's tokens at the copy that is being merged.
     """
     for fragment, accounted in enumerate(record.accounted_tokens):
         settled = max(accounted, merging.get(fragment, 0))

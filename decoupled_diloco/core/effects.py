@@ -1,7 +1,8 @@
 """What is to be done: the only output of the syncer's machine. Imperative, plain data, no tensors.
 
-The shell carries effects out in the order given. Effects that name a learner go to that incarnation's control stream; if the
-stream is down they are dropped, because a re-attach repeats what still holds. Effects without a learner go to everybody.
+The shell carries effects out in the order given. Effects that name a learner go to that incarnation's control stream;
+if the stream is down they are dropped, because a re-attach repeats what still holds. Effects without a learner go to
+everybody.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What happened: the only input of the syncer's machine. Past tense, plain data, no tensors.
 
-Written down with their instants, the events are the run's tape. `request` is the shell's token for an answer: the machine
-answers every request exactly once with an `Answer` effect that carries the same token.
+Written down with their instants, the events are the run's tape. `request` is the shell's token for an answer: the
+machine answers every request exactly once with an `Answer` effect that carries the same token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Where the time and the tokens went: the figures that are only ever shown together.
 
-Every second of a learner falls into one activity and every token of a (slot, fragment) ends as merged or discarded by cause.
-A token counts by the share of the parameters whose merge contained it, so both sums are weighted by fragment sizes.
+Every second of a learner falls into one activity and every token of a (slot, fragment) ends as merged or discarded by
+cause. A token counts by the share of the parameters whose merge contained it, so both sums are weighted by fragment
+sizes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from decoupled_diloco.core.ids import Activity
 from decoupled_diloco.core.status import GoodputFigures
 
 DISCARD_CAUSES = ("overlap", "absent", "rejected", "died", "left")
-"""overlap: steps between a merged copy and the arrival; absent: the round closed without the learner; rejected: its contribution
-was refused; died: the incarnation was replaced; left: the learner went away or the run ended."""
+"""overlap: steps between a merged copy and the arrival; absent: the round closed without the learner; rejected: its
+contribution was refused; died: the incarnation was replaced; left: the learner went away or the run ended."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class GoodputLedger:
         seconds[Activity.LOST.value] += lost_seconds_running
         allocated = sum(seconds.values())
         compute = seconds[Activity.COMPUTE.value]
-        # A cluster with no failure and no sync would compute in every allocated second, at the speed seen while computing.
+        # With no failure and no sync a cluster would compute in every allocated second, at the speed seen computing.
         ideal = self.tokens_processed * allocated / compute if compute else 0.0
         return GoodputFigures(
             goodput=compute / allocated if allocated else 0.0,

@@ -3,8 +3,8 @@
     xi_slack = tau * xi_step - (xi_quorum + xi_sync)                       (Eq. 3)
     xi_grace = min(gamma * xi_slack, cap * xi_step), never negative
 
-xi_step is the step time of the fastest live learner, xi_quorum the time from the first start to the K-th, xi_sync upload + merge +
-commit + download (median of the contributors). The averages survive restarts.
+xi_step is the step time of the fastest live learner, xi_quorum the time from the first start to the K-th, xi_sync
+upload + merge + commit + download (median of the contributors). The averages survive restarts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Identities and small values that everything else speaks in.
 
-Learner ids are strings ("us-east1-a"); rounds, fragments, incarnations and slots are integers. A round is numbered from 1, a
-fragment from 0, an incarnation and a timeline from 1.
+Learner ids are strings ("us-east1-a"); rounds, fragments, incarnations and slots are integers. A round is numbered
+from 1, a fragment from 0, an incarnation and a timeline from 1.
 """
 
 from __future__ import annotations

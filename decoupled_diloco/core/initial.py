@@ -1,7 +1,9 @@
-"""The run's first parameters: one learner is asked, its fragments are staged and become the first versions in one transaction.
+"""The run's first parameters.
 
-If that incarnation is lost, replaced or too slow before its set is whole, the set is discarded and another learner is asked. Only
-committed state ever seeds anyone.
+One learner is asked; its fragments are staged and become the first versions in one transaction.
+
+If that incarnation is lost, replaced or too slow before its set is whole, the set is discarded and another learner is
+asked. Only committed state ever seeds anyone.
 """
 
 from __future__ import annotations

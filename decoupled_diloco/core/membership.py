@@ -1,8 +1,9 @@
 """Who takes part: learners, their incarnations, leases and data slots.
 
-An incarnation is a fencing token, one per start of a learner; a new one replaces the old at once. A lease lasts as long as the
-syncer hears from the learner; moving bytes count. *Live for quorum* is narrower than having a lease: a learner that is
-recovering, compiling, draining, paused, stalled or detached keeps its lease, but no round waits for it.
+An incarnation is a fencing token, one per start of a learner; a new one replaces the old at once. A lease lasts as
+long as the syncer hears from the learner; moving bytes count. *Live for quorum* is narrower than having a lease: a
+learner that is recovering, compiling, draining, paused, stalled or detached keeps its lease, but no round waits for
+it.
 """
 
 from __future__ import annotations

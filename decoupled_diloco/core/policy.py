@@ -1,7 +1,7 @@
 """The run's policy: the values that every decision of the core reads, and the one table of deadlines.
 
-Both are plain frozen data. The run file (`decoupled_diloco.config`) is validated and turned into these; the machine never reads
-a file. Durations are seconds, instants never appear here.
+Both are plain frozen data. The run file (`decoupled_diloco.config`) is validated and turned into these; the machine
+never reads a file. Durations are seconds, instants never appear here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Deadlines:
     lease_seconds: float = 10.0
     """A learner that the syncer has not heard from for this long is lost. Moving bytes count as life."""
     stall_seconds: float = 3.0
-    """A live learner that has been silent, or inside one step, for longer than this (and than `stall_step_factor` of its own
-    steps) is stalled: nobody waits for it, it keeps its lease."""
+    """A live learner that has been silent, or inside one step, for longer than this (and than `stall_step_factor` of
+    its own steps) is stalled: nobody waits for it, it keeps its lease."""
     last_call_seconds_max: float = 1.0
     """Longest wait for answers to a last call; the wait is one step of the fastest learner where that is shorter."""
     last_call_seconds_min: float = 0.1

@@ -1,4 +1,4 @@
-"""When a round goes on. Pure functions from what is known to a decision with its reason; "not yet" is a decision too."""
+"""When a round goes on: pure functions from what is known to a decision with its reason ("not yet" is one too)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Not yet. `wake_at`: the instant at which to ask again even if nothing happens; None: only an event can change it."""
+    """Not yet.
+
+    `wake_at`: the instant at which to ask again even if nothing happens; None: only an event can change it.
+    """
 
     reason: str
     wake_at: float | None = None
@@ -96,7 +99,9 @@ def _below_quorum(item: Round, view: View, started: int, wanted: int) -> Decisio
 
 
 def _may_still_answer(item: Round, record: LearnerRecord) -> bool:
-    return record.has_lease() and not item.has_answered(record.learner, record.incarnation)
+    if record.recovering or not record.has_lease():
+        return False
+    return not item.has_answered(record.learner, record.incarnation)
 
 
 def _names_of_others(view: View) -> str:

@@ -11,7 +11,8 @@
     MERGING     merge and commit are done                                 COMMITTED
                 they failed, or the result is not finite                  ABANDONED, nothing changed
 
-K counts *started* contributions, so that quorum is not a race of uploads. What a learner did for a round is its `Answer`.
+K counts *started* contributions, so that quorum is not a race of uploads. What a learner did for a round is its
+`Answer`.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Round:
         return [answer for answer in self.started() if answer.state is AnswerState.COMPLETE]
 
     def has_answered(self, learner: str, incarnation: int) -> bool:
-        """Whether nothing more is to be expected of this learner (a failed upload may come again and counts as silence)."""
+        """Whether nothing more is to be expected of this learner; a failed upload may come again: not answered."""
         answer = self.answers.get(learner)
         return answer is not None and answer.incarnation == incarnation and answer.state is not AnswerState.FAILED
 

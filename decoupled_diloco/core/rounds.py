@@ -1,7 +1,7 @@
 """All rounds of a run: those under way, the pace between them, and the memory of how earlier ones ended.
 
-This is the cross-fragment Schedule: which round is the newest, when it may leave OPEN, which terminal answers are remembered.
-A round's own life is in `round.py`; what becomes of one contribution is decided here.
+This is the cross-fragment Schedule: which round is the newest, when it may leave OPEN, which terminal answers are
+remembered. A round's own life is in `round.py`; what becomes of one contribution is decided here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CLOSED_ROUNDS_KEPT = 1000
 FATES_KEPT_ROUNDS = 200
 """Terminal answers are remembered for this many rounds; a contribution to an older round is LATE."""
 PACE_DEPTH_STEPS = 0.5
-"""How much earlier than its pace a round may leave OPEN to make up for a late one before it, in steps of the fastest learner.
-Without it every late step would stretch the sync interval for good; with much more there would be bursts."""
+"""How much earlier than its pace a round may leave OPEN to make up for a late one before it, in steps of the fastest
+learner. Without it every late step would stretch the sync interval for good; with much more there would be bursts."""
 
 
 @dataclass(slots=True)
@@ -153,11 +153,10 @@ class Rounds:
         return Fate.ACCEPTED
 
     def drop_incarnation(self, learner: str, incarnation: int, keep_complete: bool, text: str) -> list[Round]:
-        """Takes an incarnation's answers off all rounds that are not merging yet; returns those with an upload under way.
+        """Takes an incarnation's answers off the rounds that are not merging yet; returns those it was uploading to.
 
-        Args:
-            keep_complete: a learner that died keeps its whole contributions; one that was replaced does not, because its
-                successor repeats the steps.
+        A learner that died keeps its whole contributions (`keep_complete`); one that was replaced does not, because
+        its successor repeats the steps.
         """
         cut = []
         for item in self.under_way.values():

@@ -11,8 +11,8 @@ import math
 from decoupled_diloco.core.policy import Policy
 
 PACE_TOLERANCE_STEPS = 0.1
-"""Learners whose speeds differ by less than this share of a step between two rounds count as equally fast; otherwise measurement
-noise of a hair would make one of two equal learners answer a whole step early."""
+"""Learners whose speeds differ by less than this share of a step between two rounds count as equally fast; otherwise
+measurement noise of a hair would make one of two equal learners answer a whole step early."""
 
 
 def fragment_of(round_number: int, policy: Policy) -> int:

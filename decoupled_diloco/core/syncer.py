@@ -1,8 +1,8 @@
 """The syncer's machine: every decision of the protocol, and nothing else.
 
-`handle(event, now)` is the only way in. It books the event, then lets every round go as far as it can (`_advance`), and returns
-what the shell shall do. It never waits and never raises for what a peer did. Time is an argument; tensors are version names.
-The same machine runs in production, in the simulator and in replay.
+`handle(event, now)` is the only way in. It books the event, then lets every round go as far as it can (`_advance`),
+and returns what the shell shall do. It never waits and never raises for what a peer did. Time is an argument; tensors
+are version names. The same machine runs in production, in the simulator and in replay.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ class SyncerMachine:
         if self.pause_reason is not None:
             return effects
         self.pause_reason = event.reason or "an operator paused the run"
-        for record in self.membership.live():
-            effects.append(fx.PauseLearner(record.learner, record.incarnation, self.pause_reason))
+        reason, live = self.pause_reason, self.membership.live()
+        effects += [fx.PauseLearner(record.learner, record.incarnation, reason) for record in live]
         return [*effects, fx.Note("run_paused", self.pause_reason)]
 
     def _on_resume(self, event: ev.ResumeRequested) -> list[fx.Effect]:
@@ -263,8 +263,8 @@ class SyncerMachine:
         if self.pause_reason is None:
             return effects
         self.pause_reason = None
-        for record in self.membership.live():
-            effects.append(fx.ResumeLearner(record.learner, record.incarnation))
+        live = self.membership.live()
+        effects += [fx.ResumeLearner(record.learner, record.incarnation) for record in live]
         return [*effects, fx.Note("run_resumed", "the run goes on")]
 
     def _on_finish(self, event: ev.FinishRequested, now: float) -> list[fx.Effect]:
@@ -280,8 +280,8 @@ class SyncerMachine:
         effects: list[fx.Effect] = [fx.Note("run_finishing", reason)]
         initialized = bool(self.versions)
         self.phase = RunPhase.FINISHING
-        for record in self.membership.live():
-            effects.append(fx.DrainLearner(record.learner, record.incarnation, reason, leave=False))
+        live = self.membership.live()
+        effects += [fx.DrainLearner(record.learner, record.incarnation, reason, leave=False) for record in live]
         if not initialized:
             return effects
         for item in self.rounds.in_order():
@@ -345,6 +345,7 @@ class SyncerMachine:
                     self.wake(stalls_at)
 
     def wake(self, at: float | None) -> None:
+        """Arms the timer for an instant, unless it is armed for an earlier one."""
         if at is not None and at < math.inf and (self._wake_at is None or at < self._wake_at):
             self._wake_at = at
 
@@ -354,6 +355,7 @@ class SyncerMachine:
 
     @property
     def fastest_step(self) -> float | None:
+        """xi_step: step time of the fastest learner that is live for quorum, in seconds."""
         return self._steps.step_seconds
 
     def _open_rounds(self, now: float) -> list[fx.Effect]:
