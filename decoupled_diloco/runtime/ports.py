@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import socket
 from dataclasses import dataclass
 
 from decoupled_diloco.runtime.config import ConfigError
@@ -59,6 +60,8 @@ def listen_error(address: Address, setting: str, cause: BaseException | str) -> 
         setting: The setting to change, dotted, for example "syncer.listen".
         cause: What the system said.
     """
+    if isinstance(cause, socket.gaierror):
+        return ConfigError(f'{setting} = "{address}": this host name cannot be resolved; use an IP address')
     number = cause.errno if isinstance(cause, OSError) else None
     text = str(cause)
     if number == errno.EADDRINUSE or "address already in use" in text.lower():
@@ -76,3 +79,22 @@ def listen_error(address: Address, setting: str, cause: BaseException | str) -> 
             f"all of its addresses, or 127.0.0.1:{address.port} for itself alone"
         )
     return ConfigError(f'{setting} = "{address}": cannot be listened on: {text}')
+
+
+def check_listenable(address: Address, setting: str) -> None:
+    """Binds the address for a moment, because gRPC itself does not say why it cannot.
+
+    Raises:
+        ConfigError: With the reason and what to change.
+    """
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, target = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            probe.listen(1)
+    except OSError as error:
+        raise listen_error(address, setting, error) from None
