@@ -81,12 +81,15 @@ format: $(VENV)/.stamp ## ruff's fixes and formatting
 
 # --- generated files --------------------------------------------------------------------------------------------
 
-.PHONY: proto proto-baseline lock
+.PHONY: proto proto-baseline dashboard lock
 proto: $(VENV)/.stamp ## Python stubs from protos/
 	@$(BIN)/python tools/generate_protos.py
 
 proto-baseline: tools/node_modules/.stamp ## what `buf breaking` compares with; only when a version is released
 	@tools/node_modules/.bin/buf build --exclude-source-info --output protos/baseline.binpb
+
+dashboard: $(VENV)/.stamp ## the Grafana dashboard from its table of panels
+	@$(BIN)/python tools/build_dashboard.py
 
 lock: $(VENV)/.stamp ## requirements.lock from pyproject.toml, with UPGRADE=1 to the newest versions
 	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade) --output-file requirements.lock
