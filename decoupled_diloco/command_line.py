@@ -16,7 +16,7 @@ from typing import Generic, TextIO, TypeVar
 from pydantic import BaseModel
 
 from decoupled_diloco.config import PRESET_FIELD, RunConfig
-from decoupled_diloco.core.errors import PeerError
+from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.run_file import RUN_FILE_VARIABLE, resolve_run
 from decoupled_diloco.runtime.config import ConfigError, Resolved
 from decoupled_diloco.runtime.config_fields import (
@@ -149,6 +149,7 @@ def run_program(
     environ: Mapping[str, str],
     serve: Callable[[Resolved[DocumentT]], int],
     *,
+    operator_errors: tuple[type[Exception], ...] = (),
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> int:
@@ -160,7 +161,9 @@ def run_program(
         program: The program.
         arguments: Without the program's name.
         environ: The environment.
-        serve: Does the work with the settings; returns the exit code. May raise ConfigError and PeerError.
+        serve: Does the work with the settings; returns the exit code. May raise ConfigError, PeerError and
+            UnreachableError.
+        operator_errors: Further exceptions of `serve` whose text tells the operator what to change.
         out: Where to print; default standard output.
         err: Where to complain; default standard error.
 
@@ -180,9 +183,15 @@ def run_program(
     except ConfigError as error:
         print(error_text(program.name, error), file=err)
         return ExitCode.CONFIG
+    except operator_errors as error:
+        print(f"{program.name}: {error}", file=err)
+        return ExitCode.CONFIG
     except PeerError as error:
         print(f"{program.name}: {error.explanation()}", file=err)
         return ExitCode.REFUSED
+    except UnreachableError as error:
+        print(f"{program.name}: {error.text} [{error.code}]", file=err)
+        return ExitCode.DETACHED
 
 
 def _answer(wants_print: bool, resolved: Resolved[DocumentT]) -> str:

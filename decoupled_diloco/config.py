@@ -56,7 +56,9 @@ class RunSection(Section):
         description="The run finishes after this global step; 0: it runs until it is told to finish.",
     )
     learners_expected: int = Field(
-        default=3, ge=1, description="Learners that the operator means to start; only warnings depend on it."
+        default=3,
+        ge=1,
+        description="Learners that the operator means to start; decides how the data is divided.",
     )
     learners_max: int = Field(
         default=_POLICY.learners_max,
@@ -235,9 +237,10 @@ class DataSection(Section):
     """How the training data is dealt out."""
 
     slot_count: int = Field(
-        default=8,
-        ge=1,
-        description="Independent streams of data; a learner trains on one, so no fewer than learners.",
+        default=0,
+        ge=0,
+        description="Streams that the training data is divided into; a learner trains on one. 0: as many as "
+        "learners_expected. Learners beyond them share data, in an order of their own.",
     )
 
 
@@ -245,7 +248,7 @@ class WorkloadSection(Section):
     """What is trained."""
 
     factory: Annotated[str, Expect("package.module:function, or nothing where the loop is your own")] = Field(
-        default="learner_service.workloads.language_model:create",
+        default="learner_service.workloads.language_model:factory",
         pattern=r"^$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
         description="Makes the model, its data and its optimizer.",
     )
@@ -271,6 +274,11 @@ class RunConfig(Section):
         """Contradictions between sections."""
         yield from _fragment_findings(self)
         yield from _learner_findings(self)
+
+    @property
+    def slot_count(self) -> int:
+        """Streams that the training data is divided into, >= 1."""
+        return self.data.slot_count or self.run.learners_expected
 
     def agreed_values(self) -> dict[str, str]:
         """What all processes must agree on: JSON text by dotted name, without process settings."""
@@ -351,10 +359,10 @@ def _learner_findings(config: RunConfig) -> Iterable[Finding]:
             ("run.learners_expected", "run.learners_max"),
             f"more learners are expected than are let in; make learners_max {run.learners_expected} or more",
         )
-    if run.learners_expected > config.data.slot_count:
+    if run.learners_expected > config.slot_count:
         yield Finding(
             ("run.learners_expected", "data.slot_count"),
-            "there are fewer slots of data than learners, so some train on the same data",
+            "there are fewer streams of data than learners, so some train on the same data",
             "warning",
         )
 

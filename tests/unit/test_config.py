@@ -72,7 +72,7 @@ def test_the_environment_names_the_run_file_and_overrides_it(tmp_path: Path) -> 
         (["fragments.count=30"], "make count 24 or less, or interval_steps 30 or more"),
         (["fragments.overlap_steps=24"], "make overlap_steps 23 or less"),
         (["quorum.minimum=65"], "a quorum that can never be met; make minimum 64 or less"),
-        (["run.learners_expected=65", "data.slot_count=65"], "make learners_max 65 or more"),
+        (["run.learners_expected=65"], "make learners_max 65 or more"),
         (["deadlines.lease_seconds=2"], "at least 3 heartbeats"),
         (["deadlines.stall_seconds=1"], "at least 2 heartbeats"),
         (["deadlines.last_call_seconds_min=2"], "the minimum is above the maximum"),
@@ -109,7 +109,7 @@ def test_every_contradiction_of_several_sections_is_told_at_once() -> None:
     [
         ("quorum.minimum=4", "no round can be merged until more learners than expected have joined"),
         ("run.total_steps=20", "the run ends before every fragment was synchronised once"),
-        ("data.slot_count=2", "fewer slots of data than learners"),
+        ("data.slot_count=2", "fewer streams of data than learners"),
         ("deadlines.stall_seconds=11", "lost before it counts as stalled"),
     ],
 )
@@ -153,6 +153,11 @@ def test_a_difference_shows_both_sides_of_each_setting() -> None:
 
 def test_the_default_run_file_is_the_default_policy() -> None:
     assert run_config().to_policy() == Policy(total_steps=1000)
+
+
+def test_the_data_is_divided_among_the_expected_learners_unless_said_otherwise() -> None:
+    assert run_config({"run": {"learners_expected": 5}}).slot_count == 5
+    assert run_config({"run": {"learners_expected": 5}, "data": {"slot_count": 8}}).slot_count == 8
 
 
 def test_every_deadline_is_a_setting_with_the_default_of_the_core() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from decoupled_diloco.command_line import Program, run_program
 from decoupled_diloco.config import RunConfig
-from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.runtime.config import ConfigError, Resolved
 from decoupled_diloco.runtime.lifecycle import ExitCode
 from learner_service.config import (
@@ -212,6 +212,17 @@ def test_what_the_work_itself_finds_wrong_is_one_paragraph_and_a_distinct_code()
     assert run_program(LEARNER_PROGRAM, [], {}, refused, err=err) == ExitCode.REFUSED
     assert 'the syncer holds run "a", this learner wants "b" [RUN_MISMATCH]\n  run: a' in err.getvalue()
     assert run_program(SYNCER_PROGRAM, [], {}, misconfigured, err=err) == ExitCode.CONFIG
+
+    def detached(_: Resolved[Any]) -> int:
+        raise UnreachableError("UNAVAILABLE", "127.0.0.1:50051 did not answer for 3600 s")
+
+    def without_model(_: Resolved[Any]) -> int:
+        raise LookupError('workload.factory = "a:b": there is no module a')
+
+    assert run_program(LEARNER_PROGRAM, [], {}, detached, err=err) == ExitCode.DETACHED
+    code = run_program(LEARNER_PROGRAM, [], {}, without_model, operator_errors=(LookupError,), err=err)
+    assert code == ExitCode.CONFIG
+    assert "Traceback" not in err.getvalue()
 
 
 def test_help_names_every_flag_and_where_settings_come_from(capsys: pytest.CaptureFixture[str]) -> None:
