@@ -154,7 +154,7 @@ class Admissions:
         if self.machine.phase is RunPhase.FINISHING and record.role is Role.LEARNER:
             effects.append(fx.DrainLearner(name, incarnation, self.machine.finish_reason or "", leave=False))
         for item in self.machine.rounds.in_order():
-            effects += self.machine.ask(item, record)
+            effects += self.machine.contributions.ask(item, record)
         return effects
 
     def take_progress(self, record: LearnerRecord, progress: ev.Progress, now: float) -> None:

@@ -129,7 +129,7 @@ class RoundSteps:
 
     def _ask_again(self, item: Round) -> list[fx.Effect]:
         live = self.machine.membership.live()
-        return [effect for record in live for effect in self.machine.ask(item, record)]
+        return [effect for record in live for effect in self.machine.contributions.ask(item, record)]
 
     def _start_merge(self, item: Round, decision: Ready, now: float) -> list[fx.Effect]:
         item.move(RoundState.MERGING, decision.reason)

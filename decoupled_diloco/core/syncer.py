@@ -13,17 +13,17 @@ from decoupled_diloco.core import accounts
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.admissions import Admissions
+from decoupled_diloco.core.contributions import Contributions
 from decoupled_diloco.core.goodput import GoodputLedger
 from decoupled_diloco.core.grace import Average
-from decoupled_diloco.core.ids import Activity, Fate, LearnerState, Role, RoundState, RunPhase, Version
+from decoupled_diloco.core.ids import Activity, LearnerState, RoundState, RunPhase, Version
 from decoupled_diloco.core.initial import InitialParameters
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.quorum import View
-from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
 from decoupled_diloco.core.round_steps import RoundSteps
 from decoupled_diloco.core.rounds import Rounds
-from decoupled_diloco.core.schedule import due_local_step, last_round_of
+from decoupled_diloco.core.schedule import last_round_of
 from decoupled_diloco.core.status import LearnerStatus, RoundStatus, RunStatus
 from decoupled_diloco.core.syncer_status import learner_status, run_status
 
@@ -64,6 +64,7 @@ class SyncerMachine:
         self._observed_at: float | None = None
         self._advancing = False
         self.admissions = Admissions(self)
+        self.contributions = Contributions(self)
         self.initial = InitialParameters(self)
         self._steps = RoundSteps(self)
 
@@ -93,9 +94,9 @@ class SyncerMachine:
             case ev.FinishRequested():
                 return self._on_finish(event, now)
             case ev.ContributionStarted():
-                return self._on_started(event, now)
+                return self.contributions.on_started(event, now)
             case ev.ContributionReceived():
-                return self._on_received(event, now)
+                return self.contributions.on_received(event, now)
             case ev.InitialFragmentReceived():
                 return self.initial.on_fragment(event, now)
             case ev.InitialParametersCommitted():
@@ -120,128 +121,19 @@ class SyncerMachine:
             case ev.ProgressReported(progress=progress):
                 self.admissions.take_progress(record, progress, now)
             case ev.BytesMoved(round=round_number):
-                self._on_bytes_moved(record, round_number, now)
+                self.contributions.on_bytes_moved(record, round_number, now)
             case ev.FragmentApplied():
-                effects += self._on_applied(event, record)
+                effects += self.contributions.on_applied(event, record)
             case ev.ContributionDeclined():
-                self._on_declined(event, record)
+                self.contributions.on_declined(event, record)
             case ev.ContributionFailed():
-                self._on_failed(event, record)
+                self.contributions.on_failed(event, record)
             case ev.LeavingAnnounced(reason=reason):
                 record.draining, record.drain_reason = True, reason or "it is leaving"
             case ev.EvaluationReported(figures=figures):
                 self.evaluation = dict(figures)
                 self.evaluation_global_step = event.global_step
         return effects
-
-    def _on_bytes_moved(self, record: LearnerRecord, round_number: int | None, now: float) -> None:
-        item = self.rounds.under_way.get(round_number or 0)
-        answer = item.answers.get(record.learner) if item else None
-        if answer is not None and answer.incarnation == record.incarnation:
-            answer.moved_at = now
-
-    # ---- contributions -----------------------------------------------------------------------------------------------
-
-    def _on_started(self, event: ev.ContributionStarted, now: float) -> list[fx.Effect]:
-        header = event.header
-        refusal = self.admissions.admits(header.learner, header.incarnation)
-        if refusal is not None:
-            return [fx.Answer(event.request, fx.Admission(Fate.STALE_INCARNATION, refusal.text))]
-        record = self.membership.learners[header.learner]
-        effects = self.admissions.hear(record, now)
-        admission = self.rounds.admit(header, now)
-        effects.append(fx.Answer(event.request, admission))
-        if admission.fate is Fate.ACCEPTED and not admission.known:
-            step = self.rounds.under_way[header.round].global_step
-            if step > record.based_on_global_step:
-                record.based_on_global_step, record.based_on_local_step = step, header.local_step
-        if admission.fate is Fate.NONFINITE and not admission.known:
-            effects += self._recover(record, admission.text)
-        return effects
-
-    def _on_received(self, event: ev.ContributionReceived, now: float) -> list[fx.Effect]:
-        record = self.membership.get(event.learner, event.incarnation)
-        if record is None:
-            return [fx.Answer(event.request, Fate.STALE_INCARNATION)]
-        effects = self.admissions.hear(record, now)
-        item = self.rounds.under_way.get(event.round)
-        average = self.norm_averages[item.fragment] if item else None
-        limit = self.policy.norm_outlier_factor * average.get() if average else 0.0
-        known = (event.learner, event.incarnation, event.round) in self.rounds.fates
-        fate = self.rounds.receive(event, limit, now)
-        effects.append(fx.Answer(event.request, fate))
-        if fate is Fate.ACCEPTED and item is not None and average is not None and not known:
-            average.add(event.norm)
-            answer = item.answers[event.learner]
-            record.upload_seconds = [*record.upload_seconds[-8:], answer.received_at - answer.started_at]
-        if fate is Fate.NONFINITE and not known:
-            effects += self._recover(record, f"round {event.round}: values that are not finite")
-        return effects
-
-    def _recover(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
-        record.recovering, record.applied = True, {}
-        text = f"{record.learner} recovers: {reason}"
-        return [
-            fx.RecoverLearner(record.learner, record.incarnation, reason),
-            fx.Note("learner_recovers", text, "warning"),
-        ]
-
-    def _on_failed(self, event: ev.ContributionFailed, record: LearnerRecord) -> None:
-        item = self.rounds.under_way.get(event.round)
-        answer = item.answers.get(record.learner) if item else None
-        if answer is not None and answer.incarnation == record.incarnation and answer.state is AnswerState.STARTED:
-            answer.state, answer.text, answer.fate = AnswerState.FAILED, event.reason, event.fate
-
-    def _on_declined(self, event: ev.ContributionDeclined, record: LearnerRecord) -> None:
-        item = self.rounds.under_way.get(event.round)
-        if item is None or item.has_answered(record.learner, record.incarnation):
-            return
-        text = {
-            "no_copy": "it has no copy of the round's base version yet",
-            "zero_steps": "it made no step since it received the fragment",
-            "nonfinite": "its own values are not finite",
-        }[event.reason.value]
-        item.answers[record.learner] = RoundAnswer(record.learner, record.incarnation, AnswerState.DECLINED, text)
-
-    def _on_applied(self, event: ev.FragmentApplied, record: LearnerRecord) -> list[fx.Effect]:
-        if not 0 <= event.fragment < self.policy.fragment_count:
-            return []
-        record.applied[event.fragment] = event.version
-        if record.role is Role.LEARNER:
-            cause = self.newest_results[event.fragment].get(record.learner, "absent")
-            accounts.settle_applied(self.ledger, record, event, cause)
-        if event.download_seconds is not None:
-            self.download_average.add(event.download_seconds)
-        if record.recovering and len(record.applied) == self.policy.fragment_count:
-            record.recovering = False
-            record.based_on_global_step = self.rounds.newest_closed_step
-            record.based_on_local_step = event.local_step
-            return [effect for item in self.rounds.in_order() for effect in self.ask(item, record)]
-        return []
-
-    def ask(self, item: Round, record: LearnerRecord) -> list[fx.Effect]:
-        """The ask for a round, if the learner can answer it and has not."""
-        if item.state not in (RoundState.OPEN, RoundState.GRACE) or not record.can_answer():
-            return []
-        if item.has_answered(record.learner, record.incarnation):
-            return []
-        item.asked.add(record.learner)
-        fastest, own = self.fastest_step, record.step_seconds()
-        ratio = min(1.0, fastest / own) if fastest and own else 1.0
-        base_step, base_local = record.based_on_global_step, record.based_on_local_step
-        due = 0 if item.final else due_local_step(base_local, item.global_step, base_step, ratio)
-        ask = fx.AskContribution(
-            record.learner,
-            record.incarnation,
-            item.number,
-            item.fragment,
-            item.base,
-            item.global_step,
-            due,
-            ratio,
-            self.rounds_in_flight_max(),
-        )
-        return [ask]
 
     # ---- pause, resume, finish ---------------------------------------------------------------------------------------
 
@@ -295,7 +187,7 @@ class SyncerMachine:
                 effects += self._open_round(now, final_step=step)
         for item in self.rounds.in_order():
             for record in self.membership.live():
-                effects += self.ask(item, record)
+                effects += self.contributions.ask(item, record)
         return effects
 
     # ---- going on ----------------------------------------------------------------------------------------------------
@@ -372,7 +264,7 @@ class SyncerMachine:
     def _open_round(self, now: float, final_step: int | None = None) -> list[fx.Effect]:
         fragment = self.rounds.newest_opened % self.policy.fragment_count
         item = self.rounds.open_next(self.policy, self.versions[fragment], now, final_step)
-        return [effect for record in self.membership.live() for effect in self.ask(item, record)]
+        return [effect for record in self.membership.live() for effect in self.contributions.ask(item, record)]
 
     def _finish_if_due(self, view: View) -> list[fx.Effect]:
         total = self.policy.total_steps

@@ -1,0 +1,136 @@
+"""Asks and answers: what learners are asked for, and what becomes of each contribution."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoupled_diloco.core import accounts
+from decoupled_diloco.core import effects as fx
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.ids import Fate, Role, RoundState
+from decoupled_diloco.core.membership import LearnerRecord
+from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
+from decoupled_diloco.core.schedule import due_local_step
+
+if TYPE_CHECKING:
+    from decoupled_diloco.core.syncer import SyncerMachine
+
+
+class Contributions:
+    """The contributions' side of one machine."""
+
+    def __init__(self, machine: SyncerMachine) -> None:
+        self.machine = machine
+
+    def on_bytes_moved(self, record: LearnerRecord, round_number: int | None, now: float) -> None:
+        """A transfer is alive."""
+        item = self.machine.rounds.under_way.get(round_number or 0)
+        answer = item.answers.get(record.learner) if item else None
+        if answer is not None and answer.incarnation == record.incarnation:
+            answer.moved_at = now
+
+    def on_started(self, event: ev.ContributionStarted, now: float) -> list[fx.Effect]:
+        """A header arrived: admit or refuse it."""
+        header = event.header
+        refusal = self.machine.admissions.admits(header.learner, header.incarnation)
+        if refusal is not None:
+            return [fx.Answer(event.request, fx.Admission(Fate.STALE_INCARNATION, refusal.text))]
+        record = self.machine.membership.learners[header.learner]
+        effects = self.machine.admissions.hear(record, now)
+        admission = self.machine.rounds.admit(header, now)
+        effects.append(fx.Answer(event.request, admission))
+        if admission.fate is Fate.ACCEPTED and not admission.known:
+            step = self.machine.rounds.under_way[header.round].global_step
+            if step > record.based_on_global_step:
+                record.based_on_global_step, record.based_on_local_step = step, header.local_step
+        if admission.fate is Fate.NONFINITE and not admission.known:
+            effects += self._recover(record, admission.text)
+        return effects
+
+    def on_received(self, event: ev.ContributionReceived, now: float) -> list[fx.Effect]:
+        """A whole contribution arrived: accept or refuse it."""
+        record = self.machine.membership.get(event.learner, event.incarnation)
+        if record is None:
+            return [fx.Answer(event.request, Fate.STALE_INCARNATION)]
+        effects = self.machine.admissions.hear(record, now)
+        item = self.machine.rounds.under_way.get(event.round)
+        average = self.machine.norm_averages[item.fragment] if item else None
+        limit = self.machine.policy.norm_outlier_factor * average.get() if average else 0.0
+        known = (event.learner, event.incarnation, event.round) in self.machine.rounds.fates
+        fate = self.machine.rounds.receive(event, limit, now)
+        effects.append(fx.Answer(event.request, fate))
+        if fate is Fate.ACCEPTED and item is not None and average is not None and not known:
+            average.add(event.norm)
+            answer = item.answers[event.learner]
+            record.upload_seconds = [*record.upload_seconds[-8:], answer.received_at - answer.started_at]
+        if fate is Fate.NONFINITE and not known:
+            effects += self._recover(record, f"round {event.round}: values that are not finite")
+        return effects
+
+    def _recover(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
+        record.recovering, record.applied = True, {}
+        text = f"{record.learner} recovers: {reason}"
+        return [
+            fx.RecoverLearner(record.learner, record.incarnation, reason),
+            fx.Note("learner_recovers", text, "warning"),
+        ]
+
+    def on_failed(self, event: ev.ContributionFailed, record: LearnerRecord) -> None:
+        """An upload broke; it may come again."""
+        item = self.machine.rounds.under_way.get(event.round)
+        answer = item.answers.get(record.learner) if item else None
+        if answer is not None and answer.incarnation == record.incarnation and answer.state is AnswerState.STARTED:
+            answer.state, answer.text, answer.fate = AnswerState.FAILED, event.reason, event.fate
+
+    def on_declined(self, event: ev.ContributionDeclined, record: LearnerRecord) -> None:
+        """A learner has nothing for a round."""
+        item = self.machine.rounds.under_way.get(event.round)
+        if item is None or item.has_answered(record.learner, record.incarnation):
+            return
+        text = {
+            "no_copy": "it has no copy of the round's base version yet",
+            "zero_steps": "it made no step since it received the fragment",
+            "nonfinite": "its own values are not finite",
+        }[event.reason.value]
+        item.answers[record.learner] = RoundAnswer(record.learner, record.incarnation, AnswerState.DECLINED, text)
+
+    def on_applied(self, event: ev.FragmentApplied, record: LearnerRecord) -> list[fx.Effect]:
+        """A learner holds a new version; the last one ends its recovery."""
+        if not 0 <= event.fragment < self.machine.policy.fragment_count:
+            return []
+        record.applied[event.fragment] = event.version
+        if record.role is Role.LEARNER:
+            cause = self.machine.newest_results[event.fragment].get(record.learner, "absent")
+            accounts.settle_applied(self.machine.ledger, record, event, cause)
+        if event.download_seconds is not None:
+            self.machine.download_average.add(event.download_seconds)
+        if record.recovering and len(record.applied) == self.machine.policy.fragment_count:
+            record.recovering = False
+            record.based_on_global_step = self.machine.rounds.newest_closed_step
+            record.based_on_local_step = event.local_step
+            return [effect for item in self.machine.rounds.in_order() for effect in self.ask(item, record)]
+        return []
+
+    def ask(self, item: Round, record: LearnerRecord) -> list[fx.Effect]:
+        """The ask for a round, if the learner can answer it and has not."""
+        if item.state not in (RoundState.OPEN, RoundState.GRACE) or not record.can_answer():
+            return []
+        if item.has_answered(record.learner, record.incarnation):
+            return []
+        item.asked.add(record.learner)
+        fastest, own = self.machine.fastest_step, record.step_seconds()
+        ratio = min(1.0, fastest / own) if fastest and own else 1.0
+        base_step, base_local = record.based_on_global_step, record.based_on_local_step
+        due = 0 if item.final else due_local_step(base_local, item.global_step, base_step, ratio)
+        ask = fx.AskContribution(
+            record.learner,
+            record.incarnation,
+            item.number,
+            item.fragment,
+            item.base,
+            item.global_step,
+            due,
+            ratio,
+            self.machine.rounds_in_flight_max(),
+        )
+        return [ask]
