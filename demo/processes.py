@@ -65,24 +65,10 @@ class Processes:
 
     def start_syncer(self) -> None:
         """Starts the syncer and waits until it answers."""
-        output = str(self.plan.folder)
-        addresses = self.addresses
-        self._start(
-            "syncer",
-            "syncer_service",
-            [
-                "--listen",
-                addresses.data,
-                "--admin-listen",
-                addresses.admin,
-                "--http-listen",
-                addresses.http,
-                "--output-dir",
-                output,
-                "--state-dir",
-                str(self.plan.folder / "state"),
-            ],
-        )
+        addresses, folder = self.addresses, self.plan.folder
+        arguments = ["--listen", addresses.data, "--admin-listen", addresses.admin, "--http-listen", addresses.http]
+        arguments += ["--output-dir", str(folder), "--state-dir", str(folder / "state")]
+        self._start("syncer", "syncer_service", arguments)
 
     def start_learner(self, name: str) -> None:
         """Starts one learner (again)."""
