@@ -21,6 +21,7 @@ from decoupled_diloco.core.ids import Activity, Fate, Version
 from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.syncer import SyncerMachine
+from simulator.messages import event_for_learner
 
 TOKENS_PER_STEP = 512
 
@@ -158,7 +159,7 @@ class World:
             case fx.Note() | fx.ChangePolicy() | fx.DiscardInitialParameters() | fx.AbortUpload():
                 pass
             case _:
-                self._tell(effect.learner, effect.incarnation, _for_learner(effect))
+                self._tell(effect.learner, effect.incarnation, event_for_learner(effect))
 
     def _tell_all(self, event: lev.LearnerEvent) -> None:
         for learner in self.learners.values():
@@ -371,34 +372,3 @@ _HELD = {
     lfx.Hold.DRAINING: Activity.DRAINING,
     lfx.Hold.FINISHED: Activity.DRAINING,
 }
-
-
-def _for_learner(effect: fx.Effect) -> lev.LearnerEvent | None:
-    match effect:
-        case fx.AskContribution():
-            return lev.Asked(
-                effect.round,
-                effect.fragment,
-                effect.base,
-                effect.global_step,
-                effect.due_local_step,
-                effect.pace_ratio,
-                effect.rounds_in_flight,
-            )
-        case fx.SendLastCall(round=number):
-            return lev.LastCalled(number)
-        case fx.AnnounceFragment(fragment=fragment, version=version, global_step=step):
-            return lev.Published(fragment, version, step)
-        case fx.AskInitialParameters():
-            return lev.InitialAsked()
-        case fx.RecoverLearner(reason=reason):
-            return lev.RecoverAsked(reason)
-        case fx.DrainLearner(reason=reason, leave=leave):
-            return lev.DrainAsked(reason, leave)
-        case fx.PauseLearner(reason=reason):
-            return lev.PauseAsked(reason)
-        case fx.ResumeLearner():
-            return lev.ResumeAsked()
-        case fx.FinishLearner(reason=reason, global_step=step):
-            return lev.Ended(reason, step)
-    return None
