@@ -1,0 +1,258 @@
+"""Copies at the step boundary and applies, on one device. Several devices: test_sharded.py."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from decoupled_diloco.arrays import device as device_module
+from decoupled_diloco.arrays.device import DeviceFragments
+from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.fragments import Fragmentation, as_held, fragment_schema, gather
+from decoupled_diloco.arrays.tree import ParameterTree, TensorRule
+
+FRAGMENT_COUNT = 3
+Params = dict[str, jax.Array]
+
+
+def rule_of(name: str, shape: tuple[int, ...]) -> TensorRule:
+    rule: Any = SimpleNamespace(rule="avg" if "embed" in name else "rda", stack_axis=1 if "stacked" in name else None)
+    return rule  # type: ignore[no-any-return]
+
+
+def example_params(seed: int = 0) -> Params:
+    """An embedding that is cut by rows, a tensor stacked along its middle axis, plain ones and a scalar."""
+    rng = np.random.default_rng(seed)
+    shapes = {"embed": (40, 4), "stacked": (3, 6, 5), "kernel": (8, 8), "bias": (8,), "scale": ()}
+    return {name: jnp.array(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+
+
+class Example:
+    def __init__(self, params: Any, fragment_count: int = FRAGMENT_COUNT) -> None:
+        self.tree = ParameterTree(params, rule_of)
+        self.fragmentation: Fragmentation = fragment_schema(self.tree.schema, fragment_count)
+        self.fragments = DeviceFragments(self.tree, self.fragmentation, params)
+
+    def indexes(self) -> range:
+        return range(len(self.fragmentation.fragments))
+
+    def on_host(self, params: Any) -> list[FloatVector]:
+        leaves = {name: np.asarray(leaf) for name, leaf in self.tree.leaves(params).items()}
+        return [gather(fragment, leaves) for fragment in self.fragmentation.fragments]
+
+    def copied(self, params: Any) -> list[FloatVector]:
+        copies = self.fragments.copy(params, self.indexes())
+        return [copies[index].to_host() for index in self.indexes()]
+
+
+def assert_same(actual: list[FloatVector], wanted: list[FloatVector]) -> None:
+    assert [vector.tobytes() for vector in actual] == [vector.tobytes() for vector in wanted]
+
+
+def pointers(params: Params) -> dict[str, int]:
+    return {name: leaf.unsafe_buffer_pointer() for name, leaf in params.items()}
+
+
+def test_the_example_is_cut_everywhere_it_can_be() -> None:
+    pieces = [piece for fragment in Example(example_params()).fragmentation.fragments for piece in fragment.pieces]
+    assert {piece.tensor for piece in pieces if not piece.is_whole} == {"embed", "stacked"}
+
+
+def test_a_copy_is_the_flat_vector_of_its_fragment() -> None:
+    params = example_params()
+    example = Example(params)
+    assert_same(example.copied(params), example.on_host(params))
+
+
+def test_a_copy_fills_a_given_vector() -> None:
+    params = example_params()
+    example = Example(params)
+    out = np.empty(example.fragmentation.sizes[1], np.float32)
+    assert example.fragments.copy(params, [1])[1].to_host(out) is out
+    assert_same([out], [example.on_host(params)[1]])
+
+
+def test_a_copy_outlives_the_step_that_the_parameters_are_donated_to() -> None:
+    params = example_params()
+    example = Example(params)
+    wanted = example.on_host(params)
+    addresses = pointers(params)
+    copies = example.fragments.copy(params, example.indexes())
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+    after = step(params)
+    assert pointers(after) == addresses  # the step worked in place: the copies hold none of its memory
+    assert_same([copies[index].to_host() for index in example.indexes()], wanted)
+
+
+def test_a_copy_can_be_flattened_on_another_thread() -> None:
+    params = example_params()
+    example = Example(params)
+    wanted = example.on_host(params)
+    copies = example.fragments.copy(params, example.indexes())
+    found: list[FloatVector] = []
+    thread = threading.Thread(target=lambda: found.extend(copies[i].to_host() for i in example.indexes()))
+    thread.start()
+    thread.join()
+    assert_same(found, wanted)
+
+
+def test_overwrite_replaces_a_fragment_in_place_and_nothing_else() -> None:
+    params = example_params()
+    example = Example(params)
+    before, addresses = example.on_host(params), pointers(params)
+    published = example.on_host(example_params(seed=1))
+    after = example.fragments.overwrite(params, example.fragments.stage(1, published[1]))
+    assert_same(example.on_host(after), [before[0], published[1], before[2]])
+    assert pointers(after) == addresses
+    touched = {piece.tensor for piece in example.fragmentation.fragments[1].pieces}
+    for name, leaf in params.items():
+        assert leaf.is_deleted() == (name in touched)
+        assert (after[name] is leaf) == (name not in touched)
+
+
+def test_a_receive_buffer_may_be_used_again_once_it_is_staged() -> None:
+    """On the CPU, jax may go on using the memory of an aligned NumPy array."""
+    params = example_params()
+    example = Example(params)
+    published = example.on_host(example_params(seed=1))
+    buffer = np.empty(1024 + 16, np.float32)
+    aligned = buffer[(-buffer.ctypes.data % 64) // 4 :][: published[1].size]
+    aligned[:] = published[1]
+    staged = example.fragments.stage(1, aligned)
+    aligned[:] = np.nan
+    after = example.fragments.overwrite(params, staged)
+    assert_same([example.on_host(after)[1]], [published[1]])
+
+
+def test_carry_keeps_the_steps_since_the_copy() -> None:
+    params = example_params()
+    example = Example(params)
+    at_copy = example.on_host(params)[0].astype(np.float64)
+    copy = example.fragments.copy(params, [0])[0]
+    params = jax.tree.map(lambda leaf: leaf * 1.25 + 0.1, params)
+    now = example.on_host(params)[0].astype(np.float64)
+    published = example.on_host(example_params(seed=1))[0]
+    carried = example.fragments.carry(params, example.fragments.stage(0, published), copy)
+    np.testing.assert_allclose(example.on_host(carried)[0], published + (now - at_copy), rtol=1e-6, atol=1e-6)
+
+
+def test_carry_without_a_step_in_between_is_overwrite() -> None:
+    params = example_params()
+    example = Example(params)
+    copy = example.fragments.copy(params, [0])[0]
+    published = example.on_host(example_params(seed=1))[0]
+    carried = example.fragments.carry(params, example.fragments.stage(0, published), copy)
+    assert_same([example.on_host(carried)[0]], [published])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
+def test_blend_keeps_a_share_of_the_learners_own_value(alpha: float) -> None:
+    params = example_params()
+    example = Example(params)
+    own = example.on_host(params)[2].astype(np.float64)
+    published = example.on_host(example_params(seed=1))[2]
+    blended = example.fragments.blend(params, example.fragments.stage(2, published), alpha)
+    wanted = alpha * own + (1 - alpha) * published
+    np.testing.assert_allclose(example.on_host(blended)[2], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_leaves_are_widened_when_copied_and_rounded_once_when_applied(dtype: Any) -> None:
+    params = example_params() | {name: example_params()[name].astype(dtype) for name in ("embed", "kernel")}
+    example = Example(params)
+    assert_same(example.copied(params), example.on_host(params))
+    published = [vector * np.float32(1.001) for vector in example.on_host(example_params(seed=1))]
+    for index, fragment in enumerate(example.fragmentation.fragments):
+        params = example.fragments.overwrite(params, example.fragments.stage(index, published[index]))
+        assert_same([example.on_host(params)[index]], [as_held(fragment, published[index])])
+    assert params["embed"].dtype == dtype
+
+
+def test_carry_into_narrow_leaves_adds_in_float32() -> None:
+    """Theta + (theta - copy) is rounded once; rounding Theta first would lose a step that is half a unit."""
+    params = {"w": jnp.array([1.0], jnp.bfloat16)}
+    example = Example(params, fragment_count=1)
+    copy = example.fragments.copy(params, [0])[0]
+    params = {"w": params["w"] + jnp.bfloat16(2**-7)}
+    published = np.array([1 + 0.75 * 2**-8], np.float32)
+    carried = example.fragments.carry(params, example.fragments.stage(0, published), copy)
+    assert carried["w"].tolist() == [1 + 2**-7]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_compiled_step_takes_applied_parameters_without_compiling_again(committed: bool) -> None:
+    params = example_params()
+    if committed:
+        params = jax.device_put(params, jax.devices()[0])
+    example = Example(params)
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree))
+    published = example.on_host(example_params(seed=1))
+    for index in example.indexes():
+        params = step(params)
+        params = example.fragments.overwrite(params, example.fragments.stage(index, published[index]))
+        assert all(leaf.committed == committed for leaf in params.values())
+    step(params)
+    assert step._cache_size() == 1
+
+
+def test_warm_compiles_everything_and_changes_nothing() -> None:
+    params = example_params()
+    example = Example(params)
+    before = example.on_host(params)
+    params = example.fragments.warm(params)
+    assert_same(example.on_host(params), before)
+    compiled = [device_module._copied._cache_size(), device_module._overwrite._cache_size()]
+    for index, vector in enumerate(example.copied(params)):
+        params = example.fragments.overwrite(params, example.fragments.stage(index, vector))
+    assert [device_module._copied._cache_size(), device_module._overwrite._cache_size()] == compiled
+
+
+def test_an_array_that_stands_at_several_places_of_the_tree_is_copied_first() -> None:
+    zeros = jnp.zeros(4)
+    params = {"a": zeros, "b": zeros, "c": zeros}
+    example = Example(params)
+    for index in example.indexes():
+        value = np.full(4, index + 1, np.float32)
+        params = example.fragments.overwrite(params, example.fragments.stage(index, value))
+    assert sorted(leaf.tolist() for leaf in params.values()) == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_numpy_parameters_become_device_arrays_when_they_are_first_applied() -> None:
+    params = {"w": np.arange(4, dtype=np.float32)}
+    example = Example(params, fragment_count=1)
+    assert_same(example.copied(params), [params["w"]])
+    after = example.fragments.overwrite(params, example.fragments.stage(0, np.ones(4, np.float32)))
+    assert isinstance(after["w"], jax.Array)
+    assert params["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_every_kind_of_pytree_goes_round() -> None:
+    linen = nn.Dense(3).init(jax.random.key(0), jnp.ones((1, 4)))
+    trees: list[Any] = [
+        nnx.state(nnx.Linear(4, 3, rngs=nnx.Rngs(0))),
+        nnx.Linear(4, 3, rngs=nnx.Rngs(0)),
+        linen,
+        eqx.nn.MLP(2, 2, width_size=4, depth=1, key=jax.random.key(0)),
+    ]
+    for params in trees:
+        example = Example(params, fragment_count=2)
+        published = [np.arange(size, dtype=np.float32) for size in example.fragmentation.sizes]
+        for index in example.indexes():
+            params = example.fragments.overwrite(params, example.fragments.stage(index, published[index]))
+        assert_same(example.copied(params), published)
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    params = example_params()
+    example = Example(params)
+    with pytest.raises(ValueError, match=r"fragment 0 is a float32 vector of .* not float32 \(3,\)"):
+        example.fragments.stage(0, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="another schema"):
+        DeviceFragments(example.tree, fragment_schema(ParameterTree({"w": jnp.ones(2)}, rule_of).schema, 1), params)
