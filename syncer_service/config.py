@@ -28,27 +28,25 @@ class SyncerSettings(LogSettings):
         default="127.0.0.1:9464",
         description="Where the status page, /metrics and the probes are served, read only, in plain HTTP.",
     )
-    state_dir: FilePath = Field(
-        default=Path("runs/syncer/state"), description="Directory of the run's durable state."
-    )
+    state_dir: FilePath = Field(default=Path("runs/syncer/state"), description="Directory of the run's durable state.")
     output_dir: FilePath = Field(
         default=Path("runs/syncer/output"), description="Directory of the exported model and the summary."
     )
     tls_certificate: FilePath | None = Field(
         default=None, description="PEM file with the certificate chain; turns TLS on for both gRPC ports."
     )
-    tls_key: FilePath | None = Field(
-        default=None, description="PEM file with the private key of tls_certificate."
-    )
+    tls_key: FilePath | None = Field(default=None, description="PEM file with the private key of tls_certificate.")
     tls_client_ca: FilePath | None = Field(
         default=None,
         description="PEM file with the authorities that must have signed a caller's certificate (mutual TLS).",
     )
-    insecure: bool = Field(
-        default=False, description="Allow plaintext gRPC on addresses that are not loopback."
-    )
+    insecure: bool = Field(default=False, description="Allow plaintext gRPC on addresses that are not loopback.")
     drain_seconds: float = Field(
         default=10.0, gt=0, description="After the first SIGTERM: time to end calls in flight and save state."
+    )
+    exit_when_finished: bool = Field(
+        default=True,
+        description="End the process, with exit code 0, once a finished run is exported and everybody has left.",
     )
     queue_events_max: int = Field(
         default=4096, ge=16, description="Events that may wait for a decision; more calls are asked to retry."

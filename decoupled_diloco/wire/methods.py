@@ -11,10 +11,13 @@ from typing import Any
 
 import grpc
 
+from decoupled_diloco.v1 import admin_pb2 as apb
 from decoupled_diloco.v1 import syncer_pb2 as spb
+from decoupled_diloco.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from decoupled_diloco.v1.syncer_pb2_grpc import SyncerServiceServicer, SyncerServiceStub
 from decoupled_diloco.wire.stream import part_parser, part_serializer
 
+ADMIN_SERVICE = apb.DESCRIPTOR.services_by_name["AdminService"].full_name
 SYNCER_SERVICE = spb.DESCRIPTOR.services_by_name["SyncerService"].full_name
 
 
@@ -79,3 +82,8 @@ def add_syncer_service(servicer: SyncerServiceServicer, server: Any) -> None:
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SYNCER_SERVICE, handlers),))
     server.add_registered_method_handlers(SYNCER_SERVICE, handlers)
+
+
+def add_admin_service(servicer: AdminServiceServicer, server: Any) -> None:
+    """Registers a servicer of AdminService; small messages only, so the generated serializers do."""
+    add_AdminServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

@@ -1,0 +1,42 @@
+"""`decoupled-diloco-syncer`: reads the command line and the environment, runs the syncer, ends with its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Final
+
+from decoupled_diloco.command_line import run_program
+from decoupled_diloco.runtime.config import Resolved
+from decoupled_diloco.runtime.lifecycle import SignalWatch, StopRequest
+from decoupled_diloco.runtime.logs import configure_logs, get_logger
+from decoupled_diloco.runtime.malloc import tune_malloc
+from syncer_service.app import serve
+from syncer_service.config import PROGRAM, SyncerDocument
+
+SWITCH_SECONDS: Final = 0.0005
+"""How soon a busy thread lets another one run: a merge in Python code would otherwise starve the event loop."""
+
+
+def main() -> int:
+    """Runs the program."""
+    return run_program(PROGRAM, sys.argv[1:], os.environ, _serve)
+
+
+def _serve(resolved: Resolved[SyncerDocument]) -> int:
+    settings = resolved.value.syncer
+    configure_logs(settings.log_level, settings.log_format, settings.log_levels, context={"service": "syncer"})
+    log = get_logger("syncer_service")
+    for warning in resolved.warnings:
+        log.warning("settings_doubtful", reason=warning)
+    malloc = tune_malloc()
+    log.debug("malloc", tuned=malloc.is_applied, reason=malloc.reason)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    stop = StopRequest()
+    with SignalWatch(stop, log, 2 * settings.drain_seconds):
+        return asyncio.run(serve(resolved.value, settings, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""The composition root of the syncer: builds everything from the settings, runs it, takes it down.
+
+    async with running_syncer(config, settings, stop) as syncer:
+        await stop.wait_async()
+
+Ports 0 are replaced by what the system gave: see `syncer.addresses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+
+from decoupled_diloco.command_line import software_version
+from decoupled_diloco.config import RunConfig
+from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.syncer import SyncerMachine
+from decoupled_diloco.runtime.channel import SERVER_OPTIONS
+from decoupled_diloco.runtime.clock import Clock, MonotonicClock
+from decoupled_diloco.runtime.health import Health, Verdict
+from decoupled_diloco.runtime.lifecycle import StopRequest, TaskSupervisor
+from decoupled_diloco.runtime.logs import get_logger
+from decoupled_diloco.runtime.ports import Address, listen_error, parse_address
+from decoupled_diloco.runtime.telemetry import Telemetry
+from decoupled_diloco.runtime.tls import server_credentials
+from decoupled_diloco.wire.methods import ADMIN_SERVICE, SYNCER_SERVICE, add_admin_service, add_syncer_service
+from syncer_service.admin import AdminServicer
+from syncer_service.agreement import Agreement
+from syncer_service.buffers import BufferPool
+from syncer_service.config import SyncerSettings
+from syncer_service.driver import Driver, Tape
+from syncer_service.ending import Ending
+from syncer_service.metrics import PREFIX, SyncerMetrics
+from syncer_service.overview import Overview
+from syncer_service.publications import Publications
+from syncer_service.servicer import SyncerServicer
+from syncer_service.serving import Executors, Serving
+from syncer_service.sessions import Sessions
+from syncer_service.shell import Shell
+from syncer_service.store import MemoryStore, Store
+from syncer_service.uploads import Uploads
+from syncer_service.web import WebServer
+
+BULK_THREADS: Final = 2
+"""Threads that verify and copy chunks and encode payloads."""
+
+LIVENESS_SECONDS: Final = 10.0
+"""A driver that has not come round for this long hangs."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the syncer listens, with the ports that were bound."""
+
+    data: Address
+    admin: Address
+    http: Address
+
+    @property
+    def page(self) -> str:
+        """URL of the status page."""
+        host = Address("localhost", self.http.port) if self.http.host in ("0.0.0.0", "::") else self.http
+        return f"http://{host}/"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSyncer:
+    """A syncer that serves.
+
+    Attributes:
+        addresses: Where.
+        serving: Its parts, for tests and for programs that embed it.
+        overview: What can be seen of the run.
+        telemetry: Its metrics.
+        ending: What becomes of a finished run.
+    """
+
+    addresses: Addresses
+    serving: Serving
+    overview: Overview
+    telemetry: Telemetry
+    ending: Ending
+
+
+@asynccontextmanager
+async def running_syncer(
+    config: RunConfig,
+    settings: SyncerSettings,
+    stop: StopRequest,
+    *,
+    clock: Clock | None = None,
+    tape: Tape | None = None,
+    store: Store | None = None,
+) -> AsyncIterator[RunningSyncer]:
+    """Runs a syncer as long as the context lasts. A part that dies requests the stop with exit code 1.
+
+    Args:
+        config: The run file.
+        settings: The process's own settings.
+        stop: Requested when a finished run has ended, or when a part dies.
+        clock: Where instants come from.
+        tape: Where (instant, event) goes.
+        store: Where the run's state is kept; default in memory.
+
+    Raises:
+        ConfigError: An address cannot be listened on, or the TLS files cannot be used.
+    """
+    clock = clock or MonotonicClock()
+    async with AsyncExitStack() as stack:
+        parts = await _build(config, settings, stop, clock, tape, store or MemoryStore(), stack)
+        addresses = await _listen(settings, parts, stop, stack)
+        log.info(
+            "syncer_ready",
+            run=config.run.id,
+            page=addresses.page,
+            learners=str(addresses.data),
+            admin=str(addresses.admin),
+            waits_for="learners",
+        )
+        yield RunningSyncer(addresses, parts.serving, parts.overview, parts.telemetry, parts.ending)
+        parts.shut_down()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    serving: Serving
+    overview: Overview
+    telemetry: Telemetry
+    tasks: TaskSupervisor
+    ending: Ending
+    stop: StopRequest
+
+    def shut_down(self) -> None:
+        """Tells everybody who is connected."""
+        error = PeerError(Reason.SHUTTING_DOWN, "the syncer is shutting down; train on and reconnect")
+        self.stop.request("the syncer was closed")
+        self.serving.sessions.close_all(error)
+        for slot in self.serving.uploads:
+            slot.stream.stop(error.text)
+
+
+async def _build(
+    config: RunConfig,
+    settings: SyncerSettings,
+    stop: StopRequest,
+    clock: Clock,
+    tape: Tape | None,
+    store: Store,
+    stack: AsyncExitStack,
+) -> _Parts:
+    """Everything but the ports; what it starts is ended by the stack, last first."""
+    policy = config.to_policy()
+    telemetry = Telemetry(PREFIX, software_version())
+    metrics = SyncerMetrics(telemetry)
+    executors = Executors(
+        bulk=stack.enter_context(ThreadPoolExecutor(BULK_THREADS, thread_name_prefix="bulk")),
+        merge=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="merge")),
+        store=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="store")),
+    )
+    stack.callback(store.close)
+    tasks = TaskSupervisor(stop, log)
+    stack.push_async_callback(tasks.close)
+    machine = SyncerMachine(policy)
+    driver = Driver(machine, clock, settings.queue_events_max, tape)
+    agreement = Agreement(config.run.id, config.digest(), config.agreed_values(), policy.fragment_count)
+    pool = BufferPool(settings.upload_buffer_bytes_max)
+    uploads, sessions = Uploads(pool), Sessions()
+    publications = Publications(store, executors.store, executors.bulk, policy.download_encoding)
+    serving = Serving(machine, driver, clock, agreement, store, executors, uploads, publications, sessions, metrics)
+    shell = Shell(serving, tasks)
+    overview = Overview(serving, settings.queue_events_max)
+    ending = Ending(config, settings, serving, shell, overview, stop)
+    driver.connect(shell.execute)
+    metrics.connect(overview.figures)
+    tasks.start(driver.run(), "driver")
+    tasks.start(telemetry.watch_loop_lag(clock), "event-loop lag")
+    tasks.start(ending.run(), "ending", may_finish=True)
+    return _Parts(serving, overview, telemetry, tasks, ending, stop)
+
+
+async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, stack: AsyncExitStack) -> Addresses:
+    """Opens the three ports."""
+    health = _health(parts.serving, stop, (SYNCER_SERVICE, ADMIN_SERVICE))
+    credentials = server_credentials(settings.tls_files) if settings.tls_files is not None else None
+    data, admin = grpc.aio.server(options=SERVER_OPTIONS), grpc.aio.server(options=SERVER_OPTIONS)
+    add_syncer_service(SyncerServicer(parts.serving), data)
+    add_admin_service(AdminServicer(parts.overview, parts.serving.driver), admin)
+    bound = []
+    for server, service, setting, text in (
+        (data, SYNCER_SERVICE, "listen", settings.listen),
+        (admin, ADMIN_SERVICE, "admin_listen", settings.admin_listen),
+    ):
+        health.add_to_server(server)
+        reflection.enable_server_reflection((service, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+        bound.append(_bind(server, parse_address(text), setting, credentials))
+    web = WebServer(parse_address(settings.http_listen), parts.overview.page, parts.telemetry, health)
+    http = await web.start()
+    stack.push_async_callback(web.stop)
+    for server in (data, admin):
+        await server.start()
+        stack.push_async_callback(server.stop, settings.drain_seconds)
+    parts.tasks.start(health.publish_for_ever(), "health")
+    return Addresses(bound[0], bound[1], http)
+
+
+def _bind(
+    server: grpc.aio.Server, address: Address, setting: str, credentials: grpc.ServerCredentials | None
+) -> Address:
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
+    except RuntimeError as error:
+        raise listen_error(address, f"syncer.{setting}", error) from error
+    return Address(address.host, port)
+
+
+def _health(serving: Serving, stop: StopRequest, services: tuple[str, ...]) -> Health:
+    def readiness() -> Verdict:
+        return Verdict(False, "shutting down") if stop.is_requested else Verdict(True)
+
+    def liveness() -> Verdict:
+        silent = serving.clock.now() - serving.driver.turned_at
+        if silent > LIVENESS_SECONDS:
+            return Verdict(False, f"the driver has not come round for {silent:.0f} s")
+        return Verdict(True)
+
+    return Health(readiness, liveness, services)
+
+
+async def serve(config: RunConfig, settings: SyncerSettings, stop: StopRequest) -> int:
+    """Runs a syncer until a stop is requested; returns the exit code."""
+    async with running_syncer(config, settings, stop):
+        await stop.wait_async()
+        log.info("syncer_stops", reason=stop.reason)
+    return stop.exit_code

@@ -1,0 +1,85 @@
+"""What can be seen of the run, for the admin service, the page and the metrics alike."""
+
+from __future__ import annotations
+
+from decoupled_diloco.wire.admin import (
+    LearnerMessage,
+    Plain,
+    RoundMessage,
+    RunMessage,
+    learner_to_wire,
+    plain,
+    round_to_wire,
+    run_to_wire,
+)
+from syncer_service.metrics import Figures
+from syncer_service.serving import Serving
+
+PAGE_ROUNDS = 24
+"""Rounds on the status page."""
+
+
+class Overview:
+    """Reads; for the event loop's thread only.
+
+    Args:
+        serving: What is looked at.
+        queue_events_max: Limit of the driver's queue.
+    """
+
+    def __init__(self, serving: Serving, queue_events_max: int) -> None:
+        self._serving = serving
+        self._machine = serving.machine
+        self._clock = serving.clock
+        self._agreement = serving.agreement
+        self._queue_events_max = queue_events_max
+        self._started_at = serving.clock.now()
+
+    def run(self) -> RunMessage:
+        """The run as a message."""
+        now = self._clock.now()
+        fragmentation = self._agreement.fragmentation
+        return run_to_wire(
+            self._machine.status(now),
+            run_id=self._agreement.run_id,
+            uptime_seconds=now - self._started_at,
+            config_values=self._agreement.config_values,
+            value_counts=fragmentation.sizes if fragmentation is not None else (),
+        )
+
+    def learners(self) -> list[LearnerMessage]:
+        """Learners and observers as messages, worst first."""
+        return [learner_to_wire(status) for status in self._machine.learners(self._clock.now())]
+
+    def rounds(self, limit: int, before: int | None = None) -> list[RoundMessage]:
+        """Rounds as messages, newest first."""
+        found = self._machine.list_rounds(limit, before, self._clock.now())
+        return [round_to_wire(status) for status in found]
+
+    def page(self) -> Plain:
+        """All that the status page shows, as plain values."""
+        return {
+            "run": plain(self.run()),
+            "learners": [plain(learner) for learner in self.learners()],
+            "rounds": [plain(item) for item in self.rounds(PAGE_ROUNDS)],
+        }
+
+    def figures(self) -> Figures:
+        """All that the metrics read."""
+        now = self._clock.now()
+        under_way = [item.status(now) for item in self._machine.rounds.in_order()]
+        return Figures(
+            run=self._machine.status(now),
+            learners=tuple(self._machine.learners(now)),
+            rounds_under_way=tuple(under_way),
+            shell={
+                "queue_events": self._serving.driver.waiting_count,
+                "queue_events_max": self._queue_events_max,
+                "upload_buffer_used_bytes": self._serving.uploads.pool.used_bytes,
+                "upload_buffer_allocated_bytes": self._serving.uploads.pool.allocated_bytes,
+                "upload_buffer_max_bytes": self._serving.uploads.pool.bytes_max,
+                "download_payload_bytes": self._serving.publications.held_bytes,
+                "downloads_active": self._serving.publications.reading_count,
+                "control_streams_active": len(self._serving.sessions),
+            },
+        )

@@ -1,0 +1,146 @@
+"""Published versions as payloads: encoded and cut into messages once, served to all who ask.
+
+A holder of exactly the version before gets the step as a delta, everybody else float32. The cut payload of a version
+that was replaced goes as soon as nobody reads it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.core.ids import Version
+from decoupled_diloco.wire.stream import CutPayload
+from syncer_service.store import FragmentCommit, Store
+
+Form = Literal["full", "delta"]
+
+FULL_ENCODING = "float32"
+"""What is served to those who do not hold the version before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A version in the form that one caller can use.
+
+    Attributes:
+        commit: The version.
+        encoding: How the payload is written.
+        delta_base: The version that the payload is a delta to, or None.
+        payload: The messages.
+    """
+
+    commit: FragmentCommit
+    encoding: str
+    delta_base: Version | None
+    payload: CutPayload
+
+
+class Publications:
+    """Serves the versions of a store. For the event loop's thread; the work is done in executors.
+
+    Args:
+        store: Where the versions are.
+        store_executor: The thread that may call the store.
+        bulk_executor: Threads for encoding and cutting.
+        download_encoding: The encoding of deltas.
+    """
+
+    def __init__(self, store: Store, store_executor: Executor, bulk_executor: Executor, download_encoding: str) -> None:
+        self._store = store
+        self._store_executor = store_executor
+        self._bulk_executor = bulk_executor
+        self._download_encoding = download_encoding
+        self._cut: dict[tuple[int, Form], tuple[Version, asyncio.Future[CutPayload]]] = {}
+        self.reading_count = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the cut payloads that are ready."""
+        ready = (future for _, future in self._cut.values() if future.done() and not future.cancelled())
+        return sum(future.result().held_bytes for future in ready if future.exception() is None)
+
+    @asynccontextmanager
+    async def reading(
+        self, fragment: int, version: Version, held: Version | None, encodings: frozenset[str]
+    ) -> AsyncIterator[Publication]:
+        """A version, pinned as long as the context lasts.
+
+        Args:
+            fragment: The fragment.
+            version: The wanted version.
+            held: What the caller holds.
+            encodings: What the caller can read.
+
+        Raises:
+            VersionGoneError: It is not there.
+        """
+        commit = await self._pin(fragment, version)
+        self.reading_count += 1
+        try:
+            as_delta = (
+                commit.delta_payload is not None
+                and held is not None
+                and held == commit.delta_base
+                and self._download_encoding in encodings
+            )
+            payload = await self._payload(commit, "delta" if as_delta else "full")
+            if as_delta:
+                yield Publication(commit, self._download_encoding, commit.delta_base, payload)
+            else:
+                yield Publication(commit, FULL_ENCODING, None, payload)
+        finally:
+            self.reading_count -= 1
+            self._store_executor.submit(self._store.unpin, fragment, version)
+
+    async def _pin(self, fragment: int, version: Version) -> FragmentCommit:
+        """Pins a version; if the caller is cancelled meanwhile, the pin goes again."""
+        work = self._store_executor.submit(self._store.pin, fragment, version)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            if not work.cancel():
+                self._store_executor.submit(_undo_pin, self._store, work, fragment, version)
+            raise
+
+    async def _payload(self, commit: FragmentCommit, form: Form) -> CutPayload:
+        """The cut payload; made by the first who asks, while the others wait for the same."""
+        key = (commit.fragment, form)
+        known = self._cut.get(key)
+        if known is not None and known[0] == commit.version:
+            return await asyncio.shield(known[1])
+        future = asyncio.ensure_future(
+            asyncio.get_running_loop().run_in_executor(self._bulk_executor, _cut, commit, form)
+        )
+        if known is None or _order(known[0]) < _order(commit.version):
+            self._cut[key] = (commit.version, future)
+        return await asyncio.shield(future)
+
+    def forget_before(self, fragment: int, version: Version) -> None:
+        """Lets go of the payloads of older versions; who still reads one keeps it."""
+        for form in ("full", "delta"):
+            known = self._cut.get((fragment, form))
+            if known is not None and _order(known[0]) < _order(version):
+                del self._cut[fragment, form]
+
+
+def _cut(commit: FragmentCommit, form: Form) -> CutPayload:
+    if form == "delta":
+        assert commit.delta_payload is not None
+        return CutPayload(commit.delta_payload)
+    return CutPayload(encoding_named(FULL_ENCODING).encode(commit.state.theta))
+
+
+def _order(version: Version) -> tuple[int, int]:
+    return version.timeline, version.number
+
+
+def _undo_pin(store: Store, work: Future[FragmentCommit], fragment: int, version: Version) -> None:
+    """Runs after `work` in the store's only thread."""
+    if not work.cancelled() and work.exception() is None:
+        store.unpin(fragment, version)

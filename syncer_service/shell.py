@@ -1,0 +1,246 @@
+"""Carries out the machine's effects, in the order given.
+
+Nothing here decides: messages go into the queues of the control streams, bytes into and out of buffers, and what
+takes time (merge, commit) runs in an executor and comes back as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import get_args
+
+from decoupled_diloco.core import effects as fx
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.ids import RunPhase
+from decoupled_diloco.runtime.lifecycle import TaskSupervisor
+from decoupled_diloco.runtime.logs import get_logger
+from decoupled_diloco.wire.control import Instruction
+from syncer_service.merger import MergeInput, MergeResult, merge_round
+from syncer_service.serving import Serving
+from syncer_service.store import FragmentCommit, LedgerMember, LedgerRow
+from syncer_service.uploads import UploadSlot
+
+log = get_logger(__name__)
+
+BROADCASTS = (fx.CloseRound, fx.PublishFragment, fx.ChangePolicy)
+"""Instructions without a learner: they go to everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A merge that waits for its commit."""
+
+    result: MergeResult
+    base: fx.StartMerge
+    members: tuple[LedgerMember, ...]
+
+
+class Shell:
+    """The hands of the machine. For the event loop's thread only.
+
+    Args:
+        serving: The parts that it works with.
+        tasks: Runs what takes time.
+    """
+
+    def __init__(self, serving: Serving, tasks: TaskSupervisor) -> None:
+        self._serving = serving
+        self._machine = serving.machine
+        self._driver = serving.driver
+        self._clock = serving.clock
+        self._uploads = serving.uploads
+        self._sessions = serving.sessions
+        self._store = serving.store
+        self._tasks = tasks
+        self._newest: dict[int, FragmentCommit] = {}
+        self._merged: dict[int, _Merged] = {}
+        self.ended: asyncio.Future[fx.EndRun] = asyncio.get_running_loop().create_future()
+        """Completes when the run is over."""
+        self._handlers: dict[type[fx.Effect], Callable[..., None]] = {
+            fx.AbortUpload: self._abort_upload,
+            fx.StartMerge: self._start_merge,
+            fx.CommitRound: self._commit_round,
+            fx.CloseRound: self._close_round,
+            fx.PublishFragment: self._publish,
+            fx.CommitInitialParameters: self._commit_initial,
+            fx.DiscardInitialParameters: self._discard_initial,
+            fx.ExpireLearner: self._expire,
+            fx.EndRun: self._end,
+            fx.Note: self._note,
+        }
+
+    def execute(self, effect: fx.Effect) -> None:
+        """Carries out one effect; never waits."""
+        handler = self._handlers.get(type(effect))
+        if handler is not None:
+            handler(effect)
+        if isinstance(effect, get_args(Instruction)):
+            self._instruct(effect)
+
+    def _instruct(self, effect: Instruction) -> None:
+        if isinstance(effect, BROADCASTS):
+            self._sessions.send_to_all(effect)
+        else:
+            self._sessions.send(effect.learner, effect.incarnation, effect)
+
+    # --- rounds ---
+
+    def _abort_upload(self, effect: fx.AbortUpload) -> None:
+        self._uploads.abort(effect.learner, effect.incarnation, effect.round, effect.reason)
+
+    def _start_merge(self, effect: fx.StartMerge) -> None:
+        base = self._newest.get(effect.fragment)
+        slots = [self._uploads.find(learner, inc, effect.round) for learner, inc, _ in effect.contributions]
+        ready = [slot for slot in slots if slot is not None and slot.complete]
+        if base is None or base.version != effect.base or len(ready) != len(effect.contributions):
+            reason = f"base {effect.base} or a contribution of {effect.contributions} is not there"
+            log.error("merge_impossible", round=effect.round, reason=reason)
+            self._driver.report(ev.MergeFailed(effect.round, reason))
+            return
+        self._start(self._merge(effect, base, ready), f"merge of round {effect.round}")
+
+    async def _merge(self, effect: fx.StartMerge, base: FragmentCommit, slots: list[UploadSlot]) -> None:
+        holds = [slot.buffer.hold() for slot in slots]
+        weights = [weight for _, _, weight in effect.contributions]
+        started = self._clock.now()
+        inputs = [
+            MergeInput(hold.data, slot.encoding, weight)
+            for hold, slot, weight in zip(holds, slots, weights, strict=True)
+        ]
+        policy = self._machine.policy
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(
+                self._serving.executors.merge,
+                lambda: merge_round(
+                    base.state,
+                    inputs,
+                    self._serving.agreement.known().fragments[effect.fragment].segments,
+                    learning_rate=effect.outer_learning_rate,
+                    momentum=effect.outer_momentum,
+                    download_encoding=policy.download_encoding,
+                ),
+            )
+        except Exception as error:
+            log.exception("merge_failed", round=effect.round)
+            self._driver.report(ev.MergeFailed(effect.round, f"{type(error).__name__}: {error}"))
+            return
+        finally:
+            for hold in holds:
+                hold.release()
+        members = tuple(_ledger_member(slot, weight) for slot, weight in zip(slots, weights, strict=True))
+        self._merged[effect.round] = _Merged(result, effect, members)
+        seconds = self._clock.now() - started
+        finished = ev.MergeFinished(effect.round, result.digest, result.finite, seconds, result.rda_over_avg)
+        self._driver.report(finished)
+
+    def _commit_round(self, effect: fx.CommitRound) -> None:
+        merged = self._merged.pop(effect.round)
+        has_delta = merged.result.delta_payload is not None
+        commit = FragmentCommit(
+            fragment=effect.fragment,
+            version=effect.version,
+            global_step=self._steps_made(effect.global_step),
+            state=merged.result.state,
+            delta_base=merged.base.base if has_delta else None,
+            delta_payload=merged.result.delta_payload,
+        )
+        row = LedgerRow(
+            effect.round, effect.fragment, effect.version, effect.global_step, merged.members, effect.reason
+        )
+        self._start(self._commit(commit, row), f"commit of round {effect.round}")
+
+    def _steps_made(self, global_step: int) -> int:
+        """Global steps that the run has made when the round of t(r) is due."""
+        total = self._machine.policy.total_steps
+        return min(global_step + 1, total) if total else global_step + 1
+
+    async def _commit(self, commit: FragmentCommit, row: LedgerRow) -> None:
+        started = self._clock.now()
+        try:
+            await self._serving.in_store(lambda: self._store.commit_round(commit, row))
+        except Exception as error:
+            log.exception("commit_failed", round=row.round)
+            self._driver.report(ev.CommitFailed(row.round, f"{type(error).__name__}: {error}"))
+            return
+        self._newest[commit.fragment] = commit
+        self._driver.report(ev.CommitFinished(row.round, self._clock.now() - started))
+
+    def _close_round(self, effect: fx.CloseRound) -> None:
+        self._uploads.close_round(effect.round, f"round {effect.round} has closed")
+        self._merged.pop(effect.round, None)
+        closed = self._machine.list_rounds(1, before=effect.round + 1, now=self._clock.now())
+        if closed and closed[0].round == effect.round:
+            self._serving.metrics.round_closed(closed[0])
+        log.info(
+            "round_committed" if effect.committed else "round_abandoned",
+            round=effect.round,
+            fragment=effect.fragment,
+            global_step=effect.global_step,
+            members=list(effect.members),
+            reason=effect.reason,
+        )
+
+    def _publish(self, effect: fx.PublishFragment) -> None:
+        self._serving.publications.forget_before(effect.fragment, effect.version)
+
+    # --- the beginning and the end ---
+
+    def _commit_initial(self, effect: fx.CommitInitialParameters) -> None:
+        self._start(self._initialize(effect), "commit of the initial parameters")
+
+    async def _initialize(self, effect: fx.CommitInitialParameters) -> None:
+        count = self._machine.policy.fragment_count
+        commits = await self._serving.in_store(
+            lambda: self._store.commit_initial(effect.learner, effect.incarnation, count)
+        )
+        self._newest = {commit.fragment: commit for commit in commits}
+        digests = tuple(commit.version.digest for commit in commits)
+        self._driver.report(ev.InitialParametersCommitted(digests))
+
+    def _discard_initial(self, effect: fx.DiscardInitialParameters) -> None:
+        self._serving.executors.store.submit(self._store.discard_initial, effect.learner, effect.incarnation)
+
+    def _expire(self, effect: fx.ExpireLearner) -> None:
+        self._uploads.expire(effect.learner, effect.incarnation, effect.reason)
+        self._sessions.expire(effect.learner, effect.incarnation, self._expiry(effect))
+
+    def _expiry(self, effect: fx.ExpireLearner) -> PeerError | None:
+        """What the stream of an expired incarnation ends with; None if it said goodbye itself."""
+        record = self._machine.membership.learners.get(effect.learner)
+        if record is None or record.incarnation != effect.incarnation:
+            return PeerError(Reason.STALE_INCARNATION, f"{effect.learner}: {effect.reason}")
+        if record.left:
+            return None
+        return PeerError(Reason.TRANSFER_IDLE, f"{effect.learner}: {effect.reason}; attach again")
+
+    def _end(self, effect: fx.EndRun) -> None:
+        if not self.ended.done():
+            self.ended.set_result(effect)
+
+    def _note(self, effect: fx.Note) -> None:
+        say = log.warning if effect.level == "warning" else log.info
+        say(effect.name, reason=effect.text)
+
+    def newest(self) -> dict[int, FragmentCommit]:
+        """The newest committed version of every fragment."""
+        return dict(self._newest)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is over."""
+        return self._machine.phase is RunPhase.FINISHED
+
+    # --- work in the background ---
+
+    def _start(self, work: Coroutine[object, object, None], name: str) -> None:
+        self._tasks.start(work, name, may_finish=True)
+
+
+def _ledger_member(slot: UploadSlot, weight: float) -> LedgerMember:
+    header = slot.header
+    return LedgerMember(
+        header.learner, header.incarnation, weight, header.step_count, header.token_count, header.cursor
+    )
