@@ -161,14 +161,14 @@ class DeviceFragments:
     def _copy(self, fragment: Fragment, leaves: Mapping[str, jax.Array]) -> DeviceCopy:
         placement = self._placements[fragment.index] = self._placement(fragment, leaves)
         shards = [shards_of(leaves[piece.tensor]) for piece in fragment.pieces]
-        with _single_device_programs():
-            arrays = tuple(
-                _copied(tuple(shards[part.piece][part.shard] for part in group.parts), group.cuts)
-                for group in placement.reading
-            )
+        arrays = []
+        for group in placement.reading:
+            with _programs_on(group.device):
+                own = tuple(shards[part.piece][part.shard] for part in group.parts)
+                arrays.append(_copied(own, group.cuts))
         for array in chain.from_iterable(arrays):
             array.copy_to_host_async()
-        return DeviceCopy(fragment, placement, arrays)
+        return DeviceCopy(fragment, placement, tuple(arrays))
 
     def _apply(
         self,
@@ -184,13 +184,13 @@ class DeviceFragments:
         if placement is not staged._placement:
             staged = _staged(fragment, staged.flat, placement)
         shards = [shards_of(leaves[piece.tensor]) for piece in fragment.pieces]
-        with _single_device_programs():
-            operands = [staged._values, *([copy._laid_out(placement)] if copy else [])]
-            for group, *arrays in zip(placement.writing, *operands, strict=True):
-                old = tuple(shards[part.piece][part.shard] for part in group.parts)
+        operands = [staged._values, *([copy._laid_out(placement)] if copy else [])]
+        for group, *arrays in zip(placement.writing, *operands, strict=True):
+            old = tuple(shards[part.piece][part.shard] for part in group.parts)
+            with _programs_on(group.device):
                 new = program(old, *arrays, cuts=group.cuts)
-                for part, array in zip(group.parts, new, strict=True):
-                    shards[part.piece][part.shard] = array
+            for part, array in zip(group.parts, new, strict=True):
+                shards[part.piece][part.shard] = array
         changed = {
             piece.tensor: joined(leaves[piece.tensor], own) for piece, own in zip(fragment.pieces, shards, strict=True)
         }
@@ -238,9 +238,12 @@ _NO_MESH: Final = jax.sharding.Mesh(np.empty((), dtype=object), ())
 
 
 @contextlib.contextmanager
-def _single_device_programs() -> Iterator[None]:
-    """Hides a mesh that the caller may have set: it would forbid programs on one of its devices."""
-    with jax.set_mesh(_NO_MESH):
+def _programs_on(device: jax.Device) -> Iterator[None]:
+    """Lets programs run on one device, whatever the caller has set.
+
+    A mesh would forbid them, and arrays that are not bound to a device would be moved to the default one.
+    """
+    with jax.set_mesh(_NO_MESH), jax.default_device(device):
         yield
 
 
