@@ -70,9 +70,9 @@ class Processes:
         arguments += ["--output-dir", str(folder), "--state-dir", str(folder / "state")]
         self._start("syncer", "syncer_service", arguments)
 
-    def start_learner(self, name: str) -> None:
-        """Starts one learner (again)."""
-        self._start(name, "learner_service", ["--learner-id", name, *self._participant()])
+    def start_learner(self, name: str, *settings: str) -> None:
+        """Starts one learner (again), with settings of its own."""
+        self._start(name, "learner_service", ["--learner-id", name, *self._participant(), *settings])
 
     def start_evaluator(self) -> None:
         """Starts the evaluator."""
