@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decoupled_diloco.core import accounts
@@ -9,10 +11,21 @@ from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.ids import Activity, Role, RoundState, RunPhase
 from decoupled_diloco.core.membership import LearnerRecord
-from decoupled_diloco.core.round import AnswerState, RoundAnswer
+from decoupled_diloco.core.round import Round
 
 if TYPE_CHECKING:
     from decoupled_diloco.core.syncer import SyncerMachine
+
+
+def _sane(progress: ev.Progress) -> ev.Progress:
+    """A report without durations that cannot be."""
+    step, running = progress.step_seconds, progress.running_step_seconds
+    good_step = step if step is not None and 0.0 < step < math.inf else None
+    good_running = running if running is not None and 0.0 <= running < math.inf else None
+    if good_step is step and good_running is running and all(0.0 <= s < math.inf for _, s in progress.spans):
+        return progress
+    spans = tuple((activity, seconds) for activity, seconds in progress.spans if 0.0 <= seconds < math.inf)
+    return replace(progress, step_seconds=good_step, running_step_seconds=good_running, spans=spans)
 
 
 class Admissions:
@@ -45,7 +58,7 @@ class Admissions:
             record.gap_seconds = max(0.0, now - old.heard_at)
         record.peer_address, record.software_version = event.peer_address, event.software_version
         record.based_on_global_step = self.machine.rounds.newest_closed_step
-        record.cursor = max(record.cursor, self._cursor_in_merge(record.slot))
+        record.cursor = max(record.cursor, self.machine.rounds.pending_cursor(record.slot))
         answer = fx.Admitted(
             learner=record.learner,
             incarnation=record.incarnation,
@@ -68,7 +81,7 @@ class Admissions:
         ):
             return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.machine.finish_reason}")
         known = self.machine.membership.learners.get(event.learner)
-        new = known is None or known.left
+        new = known is None or known.left or known.role is not Role.LEARNER
         if (
             new
             and event.role is Role.LEARNER
@@ -82,34 +95,17 @@ class Admissions:
         reason = "replaced by a new incarnation"
         effects = self.cut_uploads(old, keep_complete=False, reason=reason)
         if old.role is Role.LEARNER:
-            accounts.settle_gone(self.machine.ledger, old, self._tokens_in_merge(old), "died")
+            pending = self.machine.rounds.pending(old.learner, old.incarnation)
+            accounts.settle_gone(self.machine.ledger, old, pending, "died")
         effects.append(fx.ExpireLearner(old.learner, old.incarnation, reason))
         return effects + self.machine.initial.discard(old, reason)
 
     def cut_uploads(self, record: LearnerRecord, keep_complete: bool, reason: str) -> list[fx.Effect]:
         """Ends what an incarnation has under way (see `Rounds.drop_incarnation`)."""
-        cut = self.machine.rounds.drop_incarnation(record.learner, record.incarnation, keep_complete, reason)
-        return [fx.AbortUpload(record.learner, record.incarnation, item.number, reason) for item in cut]
-
-    def _in_merge(self, learner: str, incarnation: int) -> list[RoundAnswer]:
-        rounds = [item for item in self.machine.rounds.in_order() if item.state is RoundState.MERGING]
-        answers = [item.answers[learner] for item in rounds if learner in item.answers]
-        return [a for a in answers if a.incarnation == incarnation and a.state is AnswerState.COMPLETE and a.header]
-
-    def _tokens_in_merge(self, record: LearnerRecord) -> dict[int, int]:
-        answers = self._in_merge(record.learner, record.incarnation)
-        return {a.header.fragment: a.header.total_token_count for a in answers if a.header}
-
-    def _cursor_in_merge(self, slot: int) -> int:
-        """Newest cursor of the slot in a merge under way: steps up to it will not be made again."""
-        cursors = [0]
-        for item in self.machine.rounds.in_order():
-            if item.state is RoundState.MERGING:
-                for answer in item.complete():
-                    record = self.machine.membership.learners.get(answer.learner)
-                    if answer.header and record is not None and record.slot == slot:
-                        cursors.append(answer.header.cursor)
-        return max(cursors)
+        dropped = self.machine.rounds.drop_incarnation(record.learner, record.incarnation, keep_complete, reason)
+        for item, answer in dropped:
+            accounts.settle_unmerged(self.machine.ledger, answer, item.fragment)
+        return [fx.AbortUpload(record.learner, record.incarnation, item.number, reason) for item, _ in dropped]
 
     def hear(self, record: LearnerRecord, now: float) -> list[fx.Effect]:
         """A sign of life."""
@@ -128,14 +124,15 @@ class Admissions:
         """A control stream is up: repeat what still holds."""
         effects = self.hear(record, now)
         record.attached = True
-        record.applied = dict(event.applied)
-        record.recovering = record.role is Role.LEARNER and len(record.applied) < self.machine.policy.fragment_count
+        count = self.machine.policy.fragment_count
+        record.applied = {fragment: version for fragment, version in event.applied if 0 <= fragment < count}
+        record.recovering = record.role is Role.LEARNER and len(record.applied) < count
         self.take_progress(record, event.progress, now)
         record.based_on_global_step = self.machine.rounds.newest_closed_step
         record.based_on_local_step = record.progress.local_step
-        return effects + self._repeat(record)
+        return effects + self._repeat(record, now)
 
-    def _repeat(self, record: LearnerRecord) -> list[fx.Effect]:
+    def _repeat(self, record: LearnerRecord, now: float) -> list[fx.Effect]:
         """Everything that still holds, for a stream that has just come up."""
         name, incarnation = record.learner, record.incarnation
         effects: list[fx.Effect] = []
@@ -154,11 +151,23 @@ class Admissions:
         if self.machine.phase is RunPhase.FINISHING and record.role is Role.LEARNER:
             effects.append(fx.DrainLearner(name, incarnation, self.machine.finish_reason or "", leave=False))
         for item in self.machine.rounds.in_order():
+            item.forget_declines(name)
             effects += self.machine.contributions.ask(item, record)
+            effects += self._call_again(item, record, now)
         return effects
+
+    def _call_again(self, item: Round, record: LearnerRecord, now: float) -> list[fx.Effect]:
+        """The last call of a round that is still waiting for answers to it."""
+        name, incarnation = record.learner, record.incarnation
+        waiting = item.state is RoundState.LAST_CALL and now < item.last_call_until
+        if not waiting or not record.can_answer() or item.has_answered(name, incarnation):
+            return []
+        item.called.add((name, incarnation))
+        return [self.machine.contributions.ask_effect(item, record), fx.SendLastCall(name, incarnation, item.number)]
 
     def take_progress(self, record: LearnerRecord, progress: ev.Progress, now: float) -> None:
         """Takes a report in."""
+        progress = _sane(progress)
         accounts.book_progress(self.machine.ledger, record, progress)
         made = progress.token_count - record.progress.token_count
         elapsed = now - record.progress_at
@@ -177,18 +186,10 @@ class Admissions:
             return [fx.Answer(event.request, None)]
         effects = self.cut_uploads(record, keep_complete=True, reason="the learner left")
         if record.role is Role.LEARNER:
-            accounts.settle_gone(self.machine.ledger, record, self._tokens_unmerged(record), "left")
+            pending = self.machine.rounds.pending(record.learner, record.incarnation)
+            accounts.settle_gone(self.machine.ledger, record, pending, "left")
         record.left, record.left_reason, record.attached = True, event.reason, False
         effects += self.machine.initial.discard(record, "the learner left")
         effects.append(fx.Answer(event.request, None))
         effects.append(fx.ExpireLearner(record.learner, record.incarnation, event.reason))
         return [*effects, fx.Note("learner_left", f"{record.learner} left: {event.reason}")]
-
-    def _tokens_unmerged(self, record: LearnerRecord) -> dict[int, int]:
-        """By fragment, tokens at the copy of every whole contribution that may still be merged."""
-        tokens: dict[int, int] = {}
-        for item in self.machine.rounds.in_order():
-            for answer in item.complete():
-                if (answer.learner, answer.incarnation) == (record.learner, record.incarnation) and answer.header:
-                    tokens[item.fragment] = answer.header.total_token_count
-        return tokens

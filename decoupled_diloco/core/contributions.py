@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from decoupled_diloco.core import accounts
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
-from decoupled_diloco.core.ids import Fate, Role, RoundState
+from decoupled_diloco.core.ids import Decline, Fate, Role, RoundState
 from decoupled_diloco.core.membership import LearnerRecord
+from decoupled_diloco.core.quorum import upload_seconds_max
 from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
 from decoupled_diloco.core.schedule import due_local_step
 
@@ -36,10 +37,16 @@ class Contributions:
         if refusal is not None:
             return [fx.Answer(event.request, fx.Admission(Fate.STALE_INCARNATION, refusal.text))]
         record = self.machine.membership.learners[header.learner]
+        if record.role is not Role.LEARNER:
+            text = f"{header.learner} is an {record.role}; it contributes nothing"
+            return [fx.Answer(event.request, fx.Admission(Fate.STALE_INCARNATION, text))]
         effects = self.machine.admissions.hear(record, now)
-        admission = self.machine.rounds.admit(header, now)
+        policy, step_seconds = self.machine.policy, self.machine.fastest_step
+        longest = upload_seconds_max(record, policy, step_seconds)
+        admission = self.machine.rounds.admit(header, record.slot, longest, now)
         effects.append(fx.Answer(event.request, admission))
         if admission.fate is Fate.ACCEPTED and not admission.known:
+            accounts.see_tokens(self.machine.ledger, record, header.total_token_count)
             step = self.machine.rounds.under_way[header.round].global_step
             if step > record.based_on_global_step:
                 record.based_on_global_step, record.based_on_local_step = step, header.local_step
@@ -68,12 +75,12 @@ class Contributions:
         return effects
 
     def _recover(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
+        if record.recovering:
+            return []
         record.recovering, record.applied = True, {}
-        text = f"{record.learner} recovers: {reason}"
-        return [
-            fx.RecoverLearner(record.learner, record.incarnation, reason),
-            fx.Note("learner_recovers", text, "warning"),
-        ]
+        effects: list[fx.Effect] = [fx.RecoverLearner(record.learner, record.incarnation, reason)]
+        effects += self.machine.admissions.cut_uploads(record, keep_complete=True, reason="its learner recovers")
+        return [*effects, fx.Note("learner_recovers", f"{record.learner} recovers: {reason}", "warning")]
 
     def on_failed(self, event: ev.ContributionFailed, record: LearnerRecord) -> None:
         """An upload broke; it may come again."""
@@ -83,7 +90,9 @@ class Contributions:
             answer.state, answer.text, answer.fate = AnswerState.FAILED, event.reason, event.fate
 
     def on_declined(self, event: ev.ContributionDeclined, record: LearnerRecord) -> None:
-        """A learner has nothing for a round."""
+        """A learner has nothing for a round. One whose own values are not finite recovers without being told."""
+        if event.reason is Decline.NONFINITE:
+            record.recovering, record.applied = True, {}
         item = self.machine.rounds.under_way.get(event.round)
         if item is None or item.has_answered(record.learner, record.incarnation):
             return
@@ -92,7 +101,10 @@ class Contributions:
             "zero_steps": "it made no step since it received the fragment",
             "nonfinite": "its own values are not finite",
         }[event.reason.value]
-        item.answers[record.learner] = RoundAnswer(record.learner, record.incarnation, AnswerState.DECLINED, text)
+        answer = RoundAnswer(record.learner, record.incarnation, AnswerState.DECLINED, text)
+        if event.reason is Decline.NONFINITE:
+            answer.state, answer.fate = AnswerState.REJECTED, Fate.NONFINITE
+        item.answers[record.learner] = answer
 
     def on_applied(self, event: ev.FragmentApplied, record: LearnerRecord) -> list[fx.Effect]:
         """A learner holds a new version; the last one ends its recovery."""
@@ -101,13 +113,17 @@ class Contributions:
         record.applied[event.fragment] = event.version
         if record.role is Role.LEARNER:
             cause = self.machine.newest_results[event.fragment].get(record.learner, "absent")
-            accounts.settle_applied(self.machine.ledger, record, event, cause)
+            pending = self.machine.rounds.pending(record.learner, record.incarnation).get(event.fragment)
+            cause = "rejected" if record.recovering else cause
+            accounts.settle_applied(self.machine.ledger, record, event, cause, pending)
         if event.download_seconds is not None:
             self.machine.download_average.add(event.download_seconds)
         if record.recovering and len(record.applied) == self.machine.policy.fragment_count:
             record.recovering = False
             record.based_on_global_step = self.machine.rounds.newest_closed_step
             record.based_on_local_step = event.local_step
+            for item in self.machine.rounds.in_order():
+                item.forget_declines(record.learner)
             return [effect for item in self.machine.rounds.in_order() for effect in self.ask(item, record)]
         return []
 
@@ -117,12 +133,16 @@ class Contributions:
             return []
         if item.has_answered(record.learner, record.incarnation):
             return []
+        return [self.ask_effect(item, record)]
+
+    def ask_effect(self, item: Round, record: LearnerRecord) -> fx.AskContribution:
+        """The ask for a round, with the local step at which it is due (section "round life cycle")."""
         item.asked.add(record.learner)
         fastest, own = self.machine.fastest_step, record.step_seconds()
         ratio = min(1.0, fastest / own) if fastest and own else 1.0
         base_step, base_local = record.based_on_global_step, record.based_on_local_step
         due = 0 if item.final else due_local_step(base_local, item.global_step, base_step, ratio)
-        ask = fx.AskContribution(
+        return fx.AskContribution(
             record.learner,
             record.incarnation,
             item.number,
@@ -133,4 +153,3 @@ class Contributions:
             ratio,
             self.machine.rounds_in_flight_max(),
         )
-        return [ask]

@@ -24,13 +24,20 @@ class GoodputLedger:
     fragment_shares: tuple[float, ...]
     """Share of the parameters in each fragment; sums to 1."""
     tokens_processed: int = 0
-    tokens_merged: float = 0.0
-    tokens_discarded: dict[str, float] = field(default_factory=lambda: dict.fromkeys(DISCARD_CAUSES, 0.0))
+    merged_tokens: list[int] = field(default_factory=list)
+    """By fragment."""
+    discarded_tokens: dict[str, list[int]] = field(default_factory=dict)
+    """By cause and fragment."""
     activity_seconds: dict[str, float] = field(default_factory=lambda: {a.value: 0.0 for a in Activity})
     participation_sum: float = 0.0
     participation_rounds: int = 0
     advancing_seconds: float = 0.0
     observed_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        count = len(self.fragment_shares)
+        self.merged_tokens = self.merged_tokens or [0] * count
+        self.discarded_tokens = self.discarded_tokens or {cause: [0] * count for cause in DISCARD_CAUSES}
 
     def spend(self, activity: Activity, seconds: float) -> None:
         """Books learner-seconds."""
@@ -40,14 +47,17 @@ class GoodputLedger:
         """Books tokens of inner steps."""
         self.tokens_processed += max(0, token_count)
 
-    def merge(self, fragment: int, token_count: float) -> None:
+    def merge(self, fragment: int, token_count: int) -> None:
         """Books tokens whose effect a committed merge of the fragment contained."""
-        self.tokens_merged += self.fragment_shares[fragment] * token_count
+        self.merged_tokens[fragment] += token_count
 
-    def discard(self, fragment: int, token_count: float, cause: str) -> None:
+    def discard(self, fragment: int, token_count: int, cause: str) -> None:
         """Books tokens whose effect on the fragment is lost."""
-        if token_count > 0:
-            self.tokens_discarded[cause] += self.fragment_shares[fragment] * token_count
+        self.discarded_tokens[cause][fragment] += token_count
+
+    def weighted(self, tokens: list[int]) -> float:
+        """Tokens by fragment, each fragment by its share of the parameters."""
+        return sum(share * count for share, count in zip(self.fragment_shares, tokens, strict=True))
 
     def close_round(self, member_count: int, live_count: int) -> None:
         """Books one committed round's participation."""
@@ -68,16 +78,17 @@ class GoodputLedger:
         allocated = sum(seconds.values())
         compute = seconds[Activity.COMPUTE.value]
         # With no failure and no sync a cluster would compute in every allocated second, at the speed seen computing.
+        merged = self.weighted(self.merged_tokens)
         ideal = self.tokens_processed * allocated / compute if compute else 0.0
         return GoodputFigures(
             goodput=compute / allocated if allocated else 0.0,
-            token_goodput=min(1.0, self.tokens_merged / ideal) if ideal else 0.0,
+            token_goodput=min(1.0, merged / ideal) if ideal else 0.0,
             participation=self.participation_sum / self.participation_rounds if self.participation_rounds else 0.0,
             uptime=self.advancing_seconds / self.observed_seconds if self.observed_seconds else 0.0,
             tokens_processed=self.tokens_processed,
-            tokens_merged=self.tokens_merged,
+            tokens_merged=merged,
             tokens_ideal=ideal,
-            tokens_discarded=dict(self.tokens_discarded),
+            tokens_discarded={cause: self.weighted(tokens) for cause, tokens in self.discarded_tokens.items()},
             activity_seconds=seconds,
         )
 

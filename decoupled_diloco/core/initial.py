@@ -34,16 +34,24 @@ class InitialParameters:
         if self.asked != (event.learner, event.incarnation) or self.machine.versions:
             text = f"{event.learner} was not asked for the initial parameters, or no longer is"
             return [fx.Answer(event.request, fx.Refusal("WRONG_STATE", text))]
+        count = self.machine.policy.fragment_count
+        if not 0 <= event.fragment < count:
+            text = f"fragment {event.fragment} does not exist: 0 to {count - 1}"
+            return [fx.Answer(event.request, fx.Refusal("INVALID_FIELD", text))]
         record = self.machine.membership.learners[event.learner]
         effects: list[fx.Effect] = [*self.machine.admissions.hear(record, now), fx.Answer(event.request, None)]
+        if len(self.digests) == count:
+            return effects  # one more copy of a set that is being committed
         self.digests[event.fragment] = event.digest
-        if len(self.digests) == self.machine.policy.fragment_count:
+        if len(self.digests) == count:
             self.until = math.inf
             effects.append(fx.CommitInitialParameters(event.learner, event.incarnation))
         return effects
 
     def on_committed(self, event: ev.InitialParametersCommitted) -> list[fx.Effect]:
         """The set is durable: the run has parameters."""
+        if self.machine.phase is not RunPhase.INITIALIZING:
+            return []  # the run was finished before it began
         self.asked, self.until = None, math.inf
         self.machine.versions = [Version(1, 1, digest) for digest in event.digests]
         self.machine.phase = RunPhase.RUNNING
@@ -65,7 +73,6 @@ class InitialParameters:
         if self.asked is not None and now >= self.until:
             record = self.machine.membership.learners[self.asked[0]]
             effects += self.discard(record, "it took too long to upload the initial parameters")
-            record.draining, record.drain_reason = False, ""
             candidates = [r for r in self.machine.membership.live() if r.attached and r is not record] or [record]
         else:
             candidates = [r for r in self.machine.membership.live() if r.attached and not r.draining]

@@ -57,6 +57,7 @@ class LearnerMachine:
     _asks: dict[int, AskRecord] = field(default_factory=dict)
     _answered: dict[int, int] = field(default_factory=dict)
     _newest_round: int = 0
+    _based_on_global_step: int = -1
     _rounds_in_flight: int = 1
     _recovering: bool = True
     _restart_optimizer: bool = False
@@ -160,7 +161,10 @@ class LearnerMachine:
         return Upload(round_number, copy)
 
     def _rebase(self, global_step: int, local_step: int) -> None:
-        """Re-bases the open asks on a round that was answered or that closed without this learner."""
+        """Re-bases the open asks on the newest round that was answered or that closed without this learner."""
+        if global_step <= self._based_on_global_step:
+            return
+        self._based_on_global_step = global_step
         for pending in self._asks.values():
             pending.due_local_step = due_local_step(local_step, pending.ask.global_step, global_step, self.step_ratio)
 
@@ -187,7 +191,7 @@ class LearnerMachine:
         if state.downloading is not None or state.wanted is None or state.wanted == state.held:
             return []
         state.downloading = state.wanted
-        return [Download(fragment, state.wanted, state.held)]
+        return [Download(fragment, state.wanted, state.held, state.wanted_global_step)]
 
     def _on_downloaded(self, fragment: int, version: Version, global_step: int) -> list[LearnerEffect]:
         state = self._fragments[fragment]
@@ -208,13 +212,15 @@ class LearnerMachine:
         return self._start_download(state, fragment)
 
     def _on_recover_asked(self) -> list[LearnerEffect]:
-        """What was copied so far is worth nothing, so neither an ask nor a last call is answered with it."""
+        """What was copied so far is worth nothing: no ask or last call is answered with it, no upload goes on."""
         self._recovering = self._restart_optimizer = True
         for state in self._fragments:
             state.copy = None
-        declined: list[LearnerEffect] = [DeclineRound(r, Decline.NO_COPY) for r in self._asks]
+        effects: list[LearnerEffect] = [CancelUpload(r) for r in self._answered]
+        effects += [DeclineRound(r, Decline.NO_COPY) for r in self._asks]
+        self._answered.clear()
         self._asks.clear()
-        return declined
+        return effects
 
     def _on_drain_asked(self, reason: str, leaves: bool) -> list[LearnerEffect]:
         self._leaves_after_drain = self._leaves_after_drain or leaves
@@ -275,7 +281,7 @@ class LearnerMachine:
         copies: dict[int, Copy] = {}
         if not self._drain_copied:
             self._drain_copied = True
-            copies = self._take_copies(list(range(self.policy.fragment_count)))
+            copies = {} if self._recovering else self._take_copies(list(range(self.policy.fragment_count)))
         uploads = []
         for round_number in sorted(self._asks):
             copy = self._fragments[self._asks[round_number].ask.fragment].copy
@@ -312,11 +318,8 @@ class LearnerMachine:
         rule, kept_steps, kept_tokens, since = self._kept(state)
         state.applied, state.applied_global_step = state.held, state.held_global_step
         local_since = self.local_step - (state.sent.local_step if state.sent else self.local_step)
-        if state.applied_global_step + local_since >= self._schedule_base + self.local_step - self._schedule_local:
-            self._schedule_base, self._schedule_local = (
-                state.applied_global_step,
-                self.local_step - local_since,
-            )
+        if state.applied_global_step >= self._schedule_base:
+            self._schedule_base, self._schedule_local = state.applied_global_step, self.local_step - local_since
         self._advance_schedule()
         state.step_count, state.token_count = kept_steps, kept_tokens
         state.copy = state.sent = None
@@ -375,5 +378,7 @@ class LearnerMachine:
 
     @property
     def applied_versions(self) -> dict[int, Version]:
-        """What the parameters hold, by fragment."""
+        """What the parameters hold, by fragment; nothing of worth until a recovery is over."""
+        if self._recovering:
+            return {}
         return {p: state.applied for p, state in enumerate(self._fragments) if state.applied is not None}

@@ -66,11 +66,12 @@ class DeclineRound:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Fetch a version; `held` is what a delta may build on."""
+    """Fetch a version; `held` is what a delta may build on, `global_step` goes back with `Downloaded`."""
 
     fragment: int
     version: Version
     held: Version | None
+    global_step: int
 
 
 @dataclass(frozen=True, slots=True)

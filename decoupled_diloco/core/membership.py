@@ -48,6 +48,8 @@ class LearnerRecord:
     """It let a last call run out; nobody waits for it until it is heard again."""
     progress: Progress = field(default_factory=lambda: Progress(0, 0, Activity.STARTUP))
     progress_at: float = 0.0
+    seen_token_count: int = 0
+    """Most tokens of this incarnation that any message has shown."""
     loss: float | None = None
     tokens_per_second: float = 0.0
     applied: dict[int, Version] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decoupled_diloco.core.grace import median
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
@@ -28,13 +29,20 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Reopen:
+    """Back to OPEN: more contributions are needed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Abandoned:
     """It cannot come to anything."""
 
     reason: str
 
 
-Decision = Pending | Ready | Abandoned
+Decision = Pending | Ready | Reopen | Abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,12 @@ class View:
             return max(1, min(self.policy.quorum_minimum, len(self.waitable)))
         return self.policy.quorum_minimum
 
+    def degraded(self) -> str:
+        """Words that say so while the quorum is lower than the policy's; else empty."""
+        if self.quorum() == self.policy.quorum_minimum:
+            return ""
+        return f" (quorum degraded from {self.policy.quorum_minimum} to {self.quorum()}: too few are live)"
+
 
 def leave_open(item: Round, view: View, previous_left: bool, pace_at: float) -> Decision:
     """OPEN -> GRACE: quorum has started, and the pace (`pace_at`) allows it."""
@@ -80,15 +94,17 @@ def leave_open(item: Round, view: View, previous_left: bool, pace_at: float) -> 
     if view.now < pace_at and not item.final:
         wait = pace_at - view.now
         return Pending(f"{started} have started; the pace of the fastest learner allows it in {wait:.3f} s", pace_at)
-    return Ready(f"{started} of {wanted} required learners have started")
+    return Ready(f"{started} of {wanted} required learners have started{view.degraded()}")
 
 
 def _below_quorum(item: Round, view: View, started: int, wanted: int) -> Decision:
     missing = [record for record in view.waitable if not item.has_answered(record.learner, record.incarnation)]
-    if item.final and not any(_may_still_answer(item, record) for record in view.live):
-        return Abandoned(
-            f"the run finishes and only {started} of {wanted} required learners have anything for this fragment"
-        )
+    if (item.final or item.is_spoiled()) and not any(_may_still_answer(item, record) for record in view.live):
+        if item.final:
+            text = "the run finishes and only {} of {} required learners have anything for this fragment"
+        else:
+            text = f"only {{}} of {{}} required contributions can be merged; refused: {_refused(item)}"
+        return Abandoned(text.format(started, wanted))
     if not view.live:
         return Pending(f"no learners: waiting for {wanted} to join")
     if len(view.waitable) < wanted and not item.final:
@@ -102,6 +118,11 @@ def _may_still_answer(item: Round, record: LearnerRecord) -> bool:
     if record.recovering or not record.has_lease():
         return False
     return not item.has_answered(record.learner, record.incarnation)
+
+
+def _refused(item: Round) -> str:
+    refused = [answer for _, answer in sorted(item.answers.items()) if answer.state is AnswerState.REJECTED]
+    return ", ".join(f"{answer.learner} ({answer.text})" for answer in refused[:4])
 
 
 def _names_of_others(view: View) -> str:
@@ -139,28 +160,35 @@ def silent_learners(item: Round, view: View) -> list[LearnerRecord]:
     ]
 
 
-def leave_last_call(item: Round, view: View) -> Decision:
-    """LAST_CALL -> MERGING: the call was answered or ran out, and no started upload is still moving.
+def deaf_learners(item: Round, view: View) -> list[LearnerRecord]:
+    """Learners that were sent the last call and have not answered it."""
+    return [record for record in silent_learners(item, view) if (record.learner, record.incarnation) in item.called]
 
-    `Abandoned` here means: fewer than K are complete; the round goes back to OPEN.
-    """
-    silent = silent_learners(item, view)
+
+def leave_last_call(item: Round, view: View) -> Decision:
+    """LAST_CALL -> MERGING: the call was answered or ran out, and no started upload is still moving."""
+    silent = deaf_learners(item, view)
     if silent and view.now < item.last_call_until:
         return Pending(f"last call to {', '.join(r.learner for r in silent[:4])}", item.last_call_until)
     moving = [answer for answer in item.started() if answer.state is AnswerState.STARTED]
     if moving:
         names = ", ".join(answer.learner for answer in moving[:4])
-        return Pending(f"uploads under way: {names}", min(upload_deadline(a, view) for a in moving))
+        return Pending(f"uploads under way: {names}", min(upload_deadline(a, view.policy) for a in moving))
     complete = len(item.complete())
     if complete < view.quorum():
-        return Abandoned(f"only {complete} of {view.quorum()} required contributions are complete")
-    return Ready(f"{complete} contributions are complete")
+        return Reopen(f"only {complete} of {view.quorum()} required contributions are complete")
+    return Ready(f"{complete} complete{view.degraded()}")
 
 
-def upload_deadline(answer: RoundAnswer, view: View) -> float:
+def upload_deadline(answer: RoundAnswer, policy: Policy) -> float:
     """The instant at which a started upload has failed: no bytes for some seconds, or far too long in all."""
-    deadlines = view.policy.deadlines
-    record = next((r for r in view.live if r.learner == answer.learner), None)
-    usual = sorted(record.upload_seconds)[len(record.upload_seconds) // 2] if record and record.upload_seconds else 0.0
-    whole = max(deadlines.upload_seconds_min, view.policy.overlap_steps * (view.step_seconds or 0.0), 4.0 * usual)
-    return min(answer.moved_at + deadlines.upload_idle_seconds, answer.started_at + whole)
+    return min(answer.moved_at + policy.deadlines.upload_idle_seconds, answer.until)
+
+
+def upload_seconds_max(record: LearnerRecord, policy: Policy, step_seconds: float | None) -> float:
+    """How long a learner's whole upload may take: some seconds, tau steps, or four times its median upload."""
+    return max(
+        policy.deadlines.upload_seconds_min,
+        policy.overlap_steps * (step_seconds or 0.0),
+        4.0 * median(record.upload_seconds),
+    )

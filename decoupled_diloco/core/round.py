@@ -3,7 +3,8 @@
     state       leaves when                                               to
     ---------   -------------------------------------------------------   ---------------------------------
     OPEN        K contributions have started, and the pace allows it      GRACE
-                the run finishes and nobody can contribute any more       ABANDONED
+                fewer than K can be merged: contributions were refused,   ABANDONED
+                or the run finishes, and nobody else can contribute
     GRACE       the grace window is over, or every learner that is live   LAST_CALL
                 for quorum has answered
     LAST_CALL   every started contribution is complete, failed or past    MERGING, or OPEN with fewer than K
@@ -17,6 +18,7 @@ K counts *started* contributions, so that quorum is not a race of uploads. What 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,7 +29,7 @@ from decoupled_diloco.core.weights import contribution_weight
 
 TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
     RoundState.OPEN: frozenset({RoundState.GRACE, RoundState.ABANDONED}),
-    RoundState.GRACE: frozenset({RoundState.LAST_CALL, RoundState.OPEN}),
+    RoundState.GRACE: frozenset({RoundState.LAST_CALL}),
     RoundState.LAST_CALL: frozenset({RoundState.MERGING, RoundState.OPEN}),
     RoundState.MERGING: frozenset({RoundState.COMMITTED, RoundState.ABANDONED}),
     RoundState.COMMITTED: frozenset(),
@@ -60,8 +62,16 @@ class RoundAnswer:
     moved_at: float = 0.0
     """When its bytes last moved."""
     received_at: float = 0.0
+    until: float = math.inf
+    """When the whole upload has failed, however its bytes move."""
     norm: float = 0.0
     fate: Fate = Fate.ACCEPTED
+    slot: int = -1
+    """Data slot of the learner when it sent the header."""
+    reserved_token_count: int = 0
+    """Tokens that are merged if the round commits and discarded if it does not, because the learner's own account of
+    them is closed: the incarnation is over, or it has started over from published versions."""
+    reserved_cause: str = ""
 
     @property
     def counts(self) -> bool:
@@ -91,6 +101,9 @@ class Round:
     answers: dict[str, RoundAnswer] = field(default_factory=dict)
     """By learner; the newest incarnation's."""
     asked: set[str] = field(default_factory=set)
+    called: set[tuple[str, int]] = field(default_factory=set)
+    """Learners and incarnations that were sent the last call."""
+    grace_end_reason: str = ""
     left_open_at: float | None = None
     quorum_seconds: float = 0.0
     grace_started_at: float = 0.0
@@ -126,15 +139,31 @@ class Round:
         return [answer for answer in self.started() if answer.state is AnswerState.COMPLETE]
 
     def has_answered(self, learner: str, incarnation: int) -> bool:
-        """Whether nothing more is to be expected of this learner; a failed upload may come again: not answered."""
+        """Whether nothing more is to be expected of this learner.
+
+        A failed upload may come again: not answered. A whole contribution stays the learner's answer when a later
+        incarnation has taken over.
+        """
         answer = self.answers.get(learner)
-        return answer is not None and answer.incarnation == incarnation and answer.state is not AnswerState.FAILED
+        if answer is None or answer.state is AnswerState.FAILED:
+            return False
+        return answer.incarnation == incarnation or answer.state is AnswerState.COMPLETE
 
     def takes_contributions(self, now: float) -> bool:
-        """Whether a contribution may still start."""
+        """Whether a contribution may start."""
         if self.state is RoundState.LAST_CALL:
             return now <= self.last_call_until
         return self.state in (RoundState.OPEN, RoundState.GRACE)
+
+    def is_spoiled(self) -> bool:
+        """Whether a contribution was refused for what it held, so that fewer may be left than the quorum needs."""
+        return any(answer.state is AnswerState.REJECTED for answer in self.answers.values())
+
+    def forget_declines(self, learner: str | None = None) -> None:
+        """Lets those that had nothing be asked again: the one learner, or all."""
+        for name in [name for name, answer in self.answers.items() if answer.state is AnswerState.DECLINED]:
+            if learner is None or name == learner:
+                del self.answers[name]
 
     def status(self, now: float) -> RoundStatus:
         """A read-only snapshot."""

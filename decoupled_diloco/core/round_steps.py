@@ -11,10 +11,9 @@ from decoupled_diloco.core import accounts, quorum
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.grace import grace_seconds, median
-from decoupled_diloco.core.ids import RoundState, RunPhase, Version
+from decoupled_diloco.core.ids import Fate, RoundState, RunPhase, Version
 from decoupled_diloco.core.quorum import Abandoned, Pending, Ready, View
-from decoupled_diloco.core.round import AnswerState, Round
-from decoupled_diloco.core.schedule import global_step_of
+from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
 
 if TYPE_CHECKING:
     from decoupled_diloco.core.syncer import SyncerMachine
@@ -41,7 +40,7 @@ class RoundSteps:
         return effects
 
     def _advance(self, item: Round, view: View) -> list[fx.Effect]:
-        effects: list[fx.Effect] = []
+        effects = self._end_stuck_uploads(item, view)
         while True:
             before = item.state
             match item.state:
@@ -51,7 +50,7 @@ class RoundSteps:
                     effects += self._from_grace(item, view)
                 case RoundState.LAST_CALL:
                     effects += self._from_last_call(item, view)
-            if item.state is before or item.state is RoundState.OPEN or item.state.is_closed:
+            if item.state is before or item.state.is_closed:
                 return effects
 
     def _hold(self, item: Round, pending: Pending) -> list[fx.Effect]:
@@ -61,7 +60,7 @@ class RoundSteps:
 
     def _from_open(self, item: Round, view: View) -> list[fx.Effect]:
         rounds = self.machine.rounds
-        pace_at = rounds.pace_at(item, self.machine.policy, self.step_seconds)
+        pace_at = rounds.pace_at(item, self.step_seconds)
         decision = quorum.leave_open(item, view, rounds.previous_left(item), pace_at)
         if isinstance(decision, Pending):
             return self._hold(item, decision)
@@ -85,8 +84,8 @@ class RoundSteps:
     def _note_pace(self, item: Round, view: View, pace_at: float) -> None:
         """Books when the round left OPEN, and what sync interval that amounts to."""
         rounds, policy = self.machine.rounds, self.machine.policy
-        steps = item.global_step - global_step_of(item.number - 1, policy)
-        if self.step_seconds and item.number > 1 and steps > 0 and not item.final:
+        steps = item.global_step - rounds.pace_step
+        if self.step_seconds and rounds.pace_target is not None and steps > 0 and not item.final:
             took = (view.now - rounds.left_open_at) / self.step_seconds
             self.machine.interval_average.add(policy.interval_steps * took / steps)
         rounds.leave_open(item, pace_at, self.step_seconds, view.now)
@@ -97,6 +96,7 @@ class RoundSteps:
             return self._hold(item, decision)
         policy = self.machine.policy
         item.move(RoundState.LAST_CALL, decision.reason)
+        item.grace_end_reason = decision.reason
         item.last_call_at = item.last_call_until = view.now
         silent = quorum.silent_learners(item, view)
         if not (policy.last_call or item.final) or not silent:
@@ -104,35 +104,42 @@ class RoundSteps:
         deadlines = policy.deadlines
         window = min(self.step_seconds or deadlines.last_call_seconds_max, deadlines.last_call_seconds_max)
         item.last_call_until = view.now + max(window, deadlines.last_call_seconds_min)
+        item.called = {(record.learner, record.incarnation) for record in silent}
         return [fx.SendLastCall(record.learner, record.incarnation, item.number) for record in silent]
 
     def _from_last_call(self, item: Round, view: View) -> list[fx.Effect]:
-        effects = self._end_stuck_uploads(item, view)
         decision = quorum.leave_last_call(item, view)
         if isinstance(decision, Pending):
-            return effects + self._hold(item, decision)
-        if view.now >= item.last_call_until and self.machine.policy.last_call:
-            for record in quorum.silent_learners(item, view):
-                record.deaf = True
-        if isinstance(decision, Abandoned):
-            item.move(RoundState.OPEN, decision.reason)
-            return effects + self._ask_again(item)
-        return effects + self._start_merge(item, decision, view.now)
-
-    def _end_stuck_uploads(self, item: Round, view: View) -> list[fx.Effect]:
-        effects: list[fx.Effect] = []
-        for answer in item.started():
-            if answer.state is AnswerState.STARTED and view.now >= quorum.upload_deadline(answer, view):
-                answer.state, answer.text = AnswerState.FAILED, "its upload passed its deadline"
-                effects.append(fx.AbortUpload(answer.learner, answer.incarnation, item.number, answer.text))
-        return effects
-
-    def _ask_again(self, item: Round) -> list[fx.Effect]:
+            return self._hold(item, decision)
+        for record in quorum.deaf_learners(item, view):
+            record.deaf = True
+        item.called.clear()
+        if isinstance(decision, Ready):
+            return self._start_merge(item, decision, view.now)
+        item.move(RoundState.OPEN, decision.reason)
+        item.final = item.final or self.machine.phase is RunPhase.FINISHING
+        item.forget_declines()
         live = self.machine.membership.live()
         return [effect for record in live for effect in self.machine.contributions.ask(item, record)]
 
+    def _end_stuck_uploads(self, item: Round, view: View) -> list[fx.Effect]:
+        """Ends uploads that stand still or take far too long; until then they count for the quorum."""
+        effects: list[fx.Effect] = []
+        if item.state is RoundState.MERGING:
+            return effects
+        for answer in item.started():
+            if answer.state is not AnswerState.STARTED:
+                continue
+            deadline = quorum.upload_deadline(answer, self.machine.policy)
+            if view.now < deadline:
+                self.machine.wake(deadline)
+                continue
+            answer.state, answer.until, answer.text = AnswerState.FAILED, view.now, "its upload passed its deadline"
+            effects.append(fx.AbortUpload(answer.learner, answer.incarnation, item.number, answer.text))
+        return effects
+
     def _start_merge(self, item: Round, decision: Ready, now: float) -> list[fx.Effect]:
-        item.move(RoundState.MERGING, decision.reason)
+        item.move(RoundState.MERGING, f"{item.grace_end_reason}; {decision.reason}")
         item.merging_at = now
         members = item.complete()
         item.upload_seconds = median([answer.received_at - answer.started_at for answer in members])
@@ -183,27 +190,29 @@ class RoundSteps:
         machine.version_steps[item.fragment] = step
         machine.global_step = max(machine.global_step, step)
         machine.participating_count = len(members)
-        results = {a.learner: "rejected" for a in item.answers.values() if a.state is AnswerState.REJECTED}
+        refused = [a for a in item.answers.values() if a.state is AnswerState.REJECTED and a.fate is not Fate.LATE]
+        results = {answer.learner: "rejected" for answer in refused}
         machine.newest_results[item.fragment] = results | {answer.learner: "overlap" for answer in members}
         for answer in members:
             assert answer.header is not None
             record = machine.membership.get(answer.learner, answer.incarnation)
-            accounts.settle_merged(machine.ledger, record, answer.header)
-            self._credit(answer.learner, item, answer.header.cursor)
+            accounts.settle_merged(machine.ledger, record, answer, item.fragment)
+            self._credit(answer, item, answer.header.cursor)
         download = machine.download_average.get()
         machine.sync_average.add(item.upload_seconds + (now - item.merging_at) + download)
         publish = fx.PublishFragment(item.fragment, item.version, step)
         return [publish, *self._close(item, RoundState.COMMITTED, item.reason, now)]
 
-    def _credit(self, learner: str, item: Round, cursor: int) -> None:
-        membership = self.machine.membership
-        record = membership.learners.get(learner)
+    def _credit(self, answer: RoundAnswer, item: Round, cursor: int) -> None:
+        membership, slot = self.machine.membership, answer.slot
+        membership.slot_cursors[slot] = max(membership.slot_cursors.get(slot, 0), cursor)
+        record = membership.learners.get(answer.learner)
         if record is None:
             return
         record.rounds_merged[item.fragment] += 1
         record.newest_merged_round = max(record.newest_merged_round, item.number)
-        record.cursor = max(record.cursor, cursor)
-        membership.slot_cursors[record.slot] = max(membership.slot_cursors.get(record.slot, 0), cursor)
+        if record.slot == slot:
+            record.cursor = max(record.cursor, cursor)
 
     def _close(self, item: Round, state: RoundState, reason: str, now: float) -> list[fx.Effect]:
         machine = self.machine
@@ -215,10 +224,14 @@ class RoundSteps:
             (r.learner, self._why_absent(item, r.learner, now)) for r in live if r.learner not in members
         )
         machine.rounds.close(item, now)
+        if state is RoundState.ABANDONED:
+            for answer in item.answers.values():
+                accounts.settle_unmerged(machine.ledger, answer, item.fragment)
         if state is RoundState.COMMITTED and not item.final:
             machine.ledger.close_round(len(members), len(live))
         for record in live:
-            answered = item.has_answered(record.learner, record.incarnation) and item.answers[record.learner].counts
+            own = item.answers.get(record.learner)
+            answered = own is not None and own.counts and own.incarnation == record.incarnation
             if not answered and item.global_step > record.based_on_global_step:
                 record.based_on_global_step = item.global_step
                 record.based_on_local_step = record.progress.local_step

@@ -38,6 +38,8 @@ class Rounds:
     newest_left_open: int = 0
     pace_target: float | None = None
     """When the newest round that left OPEN should have left it, by its pace."""
+    pace_step: int = -1
+    """t(r) of that round."""
     left_open_at: float = 0.0
     committed_count: int = 0
     abandoned_count: int = 0
@@ -64,17 +66,19 @@ class Rounds:
 
     # ---- pace --------------------------------------------------------------------------------------------------------
 
-    def pace_at(self, item: Round, policy: Policy, step_seconds: float | None) -> float:
-        """The instant before which a round stays OPEN: (t(r) - t(r-1)) * xi_step after the one before it left OPEN."""
-        if step_seconds is None or self.pace_target is None or item.number == 1:
+    def pace_at(self, item: Round, step_seconds: float | None) -> float:
+        """The instant before which a round stays OPEN: (t(r) - t(q)) * xi_step after q, the one before it, left OPEN.
+
+        A round that went back to OPEN has kept its pace already.
+        """
+        if step_seconds is None or self.pace_target is None or item.left_open_at is not None:
             return 0.0
-        steps = item.global_step - global_step_of(item.number - 1, policy)
-        return self.pace_target + steps * step_seconds
+        return self.pace_target + (item.global_step - self.pace_step) * step_seconds
 
     def leave_open(self, item: Round, target: float, step_seconds: float | None, now: float) -> None:
         """Notes that a round left OPEN for the first time."""
         depth = PACE_DEPTH_STEPS * (step_seconds or 0.0)
-        self.pace_target = max(target, now - depth)
+        self.pace_target, self.pace_step = max(target, now - depth), item.global_step
         self.newest_left_open = max(self.newest_left_open, item.number)
         self.left_open_at = now
         item.left_open_at = now
@@ -85,35 +89,52 @@ class Rounds:
 
     # ---- contributions -----------------------------------------------------------------------------------------------
 
-    def admit(self, header: ContributionHeader, now: float) -> Admission:
-        """Decides on a header; on ACCEPTED the contribution counts as started."""
+    def admit(self, header: ContributionHeader, slot: int, upload_seconds_max: float, now: float) -> Admission:
+        """Decides on a header; on ACCEPTED the contribution counts as started.
+
+        Args:
+            header: the contribution.
+            slot: data slot of its learner.
+            upload_seconds_max: how long the whole upload may take.
+            now: the instant.
+        """
         key = (header.learner, header.incarnation, header.round)
         if key in self.fates:
             return Admission(self.fates[key], "answered before", known=True)
         item = self.under_way.get(header.round)
-        refusal = self._refusal(item, header, now)
+        known = item.answers.get(header.learner) if item else None
+        if known is not None and known.state is AnswerState.COMPLETE:
+            if known.incarnation == header.incarnation:
+                return Admission(Fate.ACCEPTED, "it lies complete already", known=True)
+            return Admission(Fate.LATE, "a contribution of an earlier incarnation lies complete")
+        if known is not None and known.incarnation != header.incarnation:
+            known = None
+        refusal = self._refusal(item, known, header, now)
         if refusal is not None:
             if refusal.fate.is_terminal and item is not None:
                 self.refuse(item, header.learner, header.incarnation, refusal.fate, refusal.text)
             return refusal
         assert item is not None
-        known = item.answers.get(header.learner)
-        if known and known.incarnation == header.incarnation and known.state is AnswerState.COMPLETE:
-            return Admission(Fate.ACCEPTED, "it lies complete already", known=True)
-        item.answers[header.learner] = RoundAnswer(
-            header.learner, header.incarnation, AnswerState.STARTED, header=header, started_at=now, moved_at=now
-        )
+        answer = RoundAnswer(header.learner, header.incarnation, AnswerState.STARTED, header=header, slot=slot)
+        answer.started_at = answer.moved_at = now
+        answer.until = now + upload_seconds_max
+        if known is not None and known.header is not None and item.state is not RoundState.OPEN:
+            answer.until = known.until  # a stream that begins again holds the round up no longer than the first one
+        item.answers[header.learner] = answer
         return Admission(Fate.ACCEPTED)
 
-    def _refusal(self, item: Round | None, header: ContributionHeader, now: float) -> Admission | None:
+    def _refusal(
+        self, item: Round | None, known: RoundAnswer | None, header: ContributionHeader, now: float
+    ) -> Admission | None:
         if not header.schema_matches:
             return Admission(Fate.SCHEMA, "the contribution is of another model")
         if item is None:
             return Admission(Fate.LATE, f"round {header.round} is closed; the newest is {self.newest_opened}")
-        known = item.answers.get(header.learner)
-        restarted = known is not None and known.incarnation == header.incarnation and known.counts
-        if not restarted and not item.takes_contributions(now):
-            return Admission(Fate.LATE, f"round {header.round} is {item.state} and takes no more contributions")
+        if not item.takes_contributions(now) and not self._goes_on(item, known, now):
+            text = f"round {header.round} is {item.state} and takes no more contributions"
+            if item.state is RoundState.LAST_CALL:
+                return Admission(Fate.ABORTED, f"{text}, unless it has to open again")
+            return Admission(Fate.LATE, text)
         if header.fragment != item.fragment or header.base != item.base:
             return Admission(
                 Fate.STALE_BASE, f"round {header.round} is based on version {item.base}, not {header.base}"
@@ -123,6 +144,12 @@ class Rounds:
         if not is_safe(contribution_weight(header.token_count, header.step_count)):
             return Admission(Fate.NONFINITE, f"a weight of {header.token_count} tokens is beyond float32's safe range")
         return None
+
+    def _goes_on(self, item: Round, known: RoundAnswer | None, now: float) -> bool:
+        """Whether a contribution that started in time may start again: while the round waits for uploads."""
+        return (
+            item.state is RoundState.LAST_CALL and known is not None and known.header is not None and now < known.until
+        )
 
     def refuse(self, item: Round, learner: str, incarnation: int, fate: Fate, text: str) -> None:
         """Remembers a terminal refusal."""
@@ -152,23 +179,37 @@ class Rounds:
         answer.state, answer.received_at, answer.moved_at, answer.norm = AnswerState.COMPLETE, now, now, event.norm
         return Fate.ACCEPTED
 
-    def drop_incarnation(self, learner: str, incarnation: int, keep_complete: bool, text: str) -> list[Round]:
-        """Takes an incarnation's answers off the rounds that are not merging yet; returns those it was uploading to.
+    def drop_incarnation(
+        self, learner: str, incarnation: int, keep_complete: bool, text: str
+    ) -> list[tuple[Round, RoundAnswer]]:
+        """Takes an incarnation's contributions off the rounds that are not merging yet; returns them.
 
         A learner that died keeps its whole contributions (`keep_complete`); one that was replaced does not, because
         its successor repeats the steps.
         """
-        cut = []
-        for item in self.under_way.values():
+        dropped = []
+        for item in self.in_order():
             answer = item.answers.get(learner)
             if answer is None or answer.incarnation != incarnation or item.state is RoundState.MERGING:
                 continue
-            if answer.state is AnswerState.STARTED:
-                cut.append(item)
-            if answer.state is AnswerState.COMPLETE and keep_complete:
-                continue
-            answer.state, answer.text = AnswerState.FAILED, text
-        return cut
+            if answer.state is AnswerState.STARTED or (answer.state is AnswerState.COMPLETE and not keep_complete):
+                answer.state, answer.text = AnswerState.FAILED, text
+                dropped.append((item, answer))
+        return dropped
+
+    def pending(self, learner: str, incarnation: int) -> dict[int, RoundAnswer]:
+        """By fragment, an incarnation's whole contributions that may still be merged."""
+        found = {}
+        for item in self.under_way.values():
+            answer = item.answers.get(learner)
+            if answer and answer.incarnation == incarnation and answer.state is AnswerState.COMPLETE:
+                found[item.fragment] = answer
+        return found
+
+    def pending_cursor(self, slot: int) -> int:
+        """Newest cursor of a data slot in whole contributions that may still be merged; 0 if there are none."""
+        answers = [answer for item in self.under_way.values() for answer in item.complete() if answer.slot == slot]
+        return max((answer.header.cursor for answer in answers if answer.header), default=0)
 
     # ---- the end of a round ------------------------------------------------------------------------------------------
 
