@@ -127,7 +127,8 @@ class CutPayload:
         if rest:
             part = parse_chunk(self._chunks[index])
             assert part is not None
-            yield chunk_message(offset, part.data[rest:])
+            if rest < len(part.data):
+                yield chunk_message(offset, part.data[rest:])
             index += 1
         yield from self._chunks[index:]
         yield self._trailer

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.fragments import fragment_schema, gather
 from decoupled_diloco.core.ids import Fate, RunPhase
-from tests.integration.protocol_learner import TINY_SCHEMA, ProtocolLearner, Script
+from tests.integration.protocol_learner import ProtocolLearner, Script
+from tests.integration.protocol_link import TINY_SCHEMA
 from tests.integration.syncers import config_of, machine_of, syncer, until
 
 

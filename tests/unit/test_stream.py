@@ -85,9 +85,10 @@ def test_an_empty_payload_is_a_trailer():
     PayloadSink(memoryview(bytearray())).finish(trailer.trailer.digest)
 
 
+@pytest.mark.parametrize("chunk_bytes", [1000, 1001, 20_000])
 @pytest.mark.parametrize("offset", [0, 1, 999, 1000, 1001, 9000, 9999, 10_000])
-def test_a_cut_payload_serves_the_same_messages_from_any_offset(offset):
-    cut = CutPayload(PAYLOAD, chunk_bytes=1000)
+def test_a_cut_payload_serves_the_same_messages_from_any_offset(offset, chunk_bytes):
+    cut = CutPayload(PAYLOAD, chunk_bytes)
     served = parts(cut.messages(offset))
     assert b"".join(part.data for part in served[:-1]) == PAYLOAD[offset:]
     assert [part.offset for part in served[:-1]][:1] in ([offset], [])

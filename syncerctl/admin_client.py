@@ -1,0 +1,97 @@
+"""Calls of AdminService, answers as plain values (see `wire.admin`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import Message
+
+from decoupled_diloco.runtime.channel import open_sync_channel
+from decoupled_diloco.runtime.ports import parse_address
+from decoupled_diloco.runtime.tls import channel_credentials
+from decoupled_diloco.v1 import admin_pb2 as apb
+from decoupled_diloco.v1.admin_pb2_grpc import AdminServiceStub
+from decoupled_diloco.wire.admin import Plain, plain
+from decoupled_diloco.wire.status import from_rpc_error
+from syncerctl.settings import ConnectionSettings
+
+PAGE_SIZE: Final = 500
+"""Learners or rounds asked for at a time."""
+
+
+class AdminClient:
+    """One connection to a syncer's admin port; a context manager.
+
+    Args:
+        settings: Where, and how encrypted.
+
+    Raises:
+        ConfigError: The TLS files cannot be used.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        files = settings.tls_files("syncerctl")
+        credentials = channel_credentials(files) if files is not None else None
+        address = parse_address(settings.address)
+        self._timeout_seconds = settings.timeout_seconds
+        self._channel = open_sync_channel(address, credentials, settings.tls_server_name)
+        self._stub = AdminServiceStub(self._channel)
+
+    def __enter__(self) -> AdminClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def run(self) -> Plain:
+        """The run."""
+        return plain(self._call(self._stub.GetRun, apb.GetRunRequest()).run)
+
+    def learners(self) -> list[Plain]:
+        """All learners and observers, worst first."""
+        found: list[Plain] = []
+        token = ""
+        while True:
+            request = apb.ListLearnersRequest(page_size=PAGE_SIZE, page_token=token)
+            answer = self._call(self._stub.ListLearners, request)
+            found += [plain(learner) for learner in answer.learners]
+            if not (token := answer.next_page_token):
+                return found
+
+    def rounds(self, limit: int) -> list[Plain]:
+        """At most `limit` rounds, newest first."""
+        found: list[Plain] = []
+        token = ""
+        while len(found) < limit:
+            size = min(PAGE_SIZE, limit - len(found))
+            answer = self._call(self._stub.ListRounds, apb.ListRoundsRequest(page_size=size, page_token=token))
+            found += [plain(item) for item in answer.rounds]
+            if not (token := answer.next_page_token):
+                break
+        return found
+
+    def pause(self, reason: str) -> Plain:
+        """Pauses; returns the run."""
+        return plain(self._call(self._stub.PauseRun, apb.PauseRunRequest(reason=reason)).run)
+
+    def resume(self) -> Plain:
+        """Resumes; returns the run."""
+        return plain(self._call(self._stub.ResumeRun, apb.ResumeRunRequest()).run)
+
+    def finish(self, reason: str) -> Plain:
+        """Finishes; returns the run."""
+        return plain(self._call(self._stub.FinishRun, apb.FinishRunRequest(reason=reason)).run)
+
+    def _call(self, method: Callable[..., Any], request: Message) -> Any:
+        """One call.
+
+        Raises:
+            PeerError: The syncer refused.
+            UnreachableError: No answer came.
+        """
+        try:
+            return method(request, timeout=self._timeout_seconds)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error

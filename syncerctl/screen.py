@@ -1,0 +1,118 @@
+"""The run, learners and rounds for people: words first, tables below, no wider or longer than it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+STATUS_LEARNERS_MAX: Final = 10
+"""Learners that `status` shows, worst first, so that it fits one screen."""
+
+Plain = dict[str, Any]
+
+_TONES: Final = {
+    "live": "green",
+    "running": "green",
+    "committed": "green",
+    "finished": "green",
+    "lost": "red",
+    "abandoned": "red",
+    "left": "dim",
+}
+
+
+def show_status(console: Console, run: Plain, learners: Sequence[Plain]) -> None:
+    """The run in words and figures, and its learners."""
+    steps = f"step {run['global_step']:,}" + (f" of {run['total_steps']:,}" if run["total_steps"] else "")
+    uptime = _seconds(run["uptime_seconds"])
+    console.print(f"[bold]{escape(run['run_id'])}[/] · {_toned(run['phase'])} · {steps} · syncer up {uptime}")
+    console.print(escape(run["reason"] or "all rounds are under way"))
+    for warning in run["warnings"]:
+        console.print(f"[yellow]warning: {escape(warning)}[/]")
+    console.print()
+    goodput = run["goodput"]
+    console.print(
+        f"goodput {goodput['goodput']:.1%}   token goodput {goodput['token_goodput']:.1%}   "
+        f"participation {goodput['participation']:.1%}   uptime {goodput['uptime']:.1%}"
+    )
+    console.print(
+        f"learners {run['learners_live_count']} live of {run['learners_registered_count']} registered, "
+        f"{run['learners_participating_count']} in the newest round   "
+        f"rounds {run['rounds_committed_count']:,} committed, {run['rounds_abandoned_count']:,} abandoned   "
+        f"H {run['effective_interval_steps']:.1f}"
+    )
+    figures = [f"{name} {value:.4g}" for name, value in run["evaluation"].items()]
+    loss = [] if run["loss"] is None else [f"training loss {run['loss']:.4g}"]
+    console.print("   ".join([f"tokens {goodput['tokens_processed']:,} processed", *loss, *figures]))
+    console.print()
+    show_learners(console, learners[:STATUS_LEARNERS_MAX])
+    if len(learners) > STATUS_LEARNERS_MAX:
+        console.print(f"and {len(learners) - STATUS_LEARNERS_MAX} more: syncerctl learners")
+
+
+def show_learners(console: Console, learners: Sequence[Plain]) -> None:
+    """A line for each learner."""
+    if not learners:
+        console.print("no learner has joined yet")
+        return
+    table = _table("learner", "state", ">step", ">step time", ">tokens/s", ">loss", ">rounds", ">behind", "why")
+    for learner in learners:
+        name = learner["learner_id"] + (" (observer)" if learner["role"] == "observer" else "")
+        table.add_row(
+            escape(name),
+            _toned(learner["state"]),
+            f"{learner['local_step']:,}",
+            _seconds(learner["step_seconds"]),
+            f"{learner['tokens_per_second']:,.0f}",
+            "-" if learner["loss"] is None else f"{learner['loss']:.4g}",
+            f"{learner['rounds_merged_count']:,}",
+            f"{learner['rounds_behind_count']:,}",
+            escape(learner["reason"]),
+        )
+    console.print(table)
+
+
+def show_rounds(console: Console, rounds: Sequence[Plain]) -> None:
+    """A line for each round."""
+    if not rounds:
+        console.print("no round has been opened yet")
+        return
+    table = _table(">round", ">fragment", ">global step", "state", "members", ">merge", "why")
+    for item in rounds:
+        absent = "".join(f"; without {a['learner_id']}: {a['reason']}" for a in item["absentees"])
+        table.add_row(
+            str(item["round"]),
+            str(item["fragment"]),
+            f"{item['global_step']:,}",
+            _toned(item["state"]),
+            escape(", ".join(member["learner_id"] for member in item["members"]) or "-"),
+            _seconds(item["merge_seconds"]),
+            escape(item["reason"] + absent),
+        )
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; columns that start with ">" hold numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return table
+
+
+def _toned(word: str) -> str:
+    return f"[{_TONES.get(word, 'yellow')}]{word}[/]"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
