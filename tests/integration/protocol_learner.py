@@ -54,6 +54,8 @@ class ProtocolLearner:
     applied: list[tuple[int, Version, str]] = field(default_factory=list)
     """Fragment, version, digest of the values as they were applied."""
     encodings_seen: set[str] = field(default_factory=set)
+    hold: le.Hold | None = None
+    """Why it makes no step now."""
     finished: bool = False
     left: bool = False
 
@@ -62,7 +64,8 @@ class ProtocolLearner:
         self._wake = asyncio.Event()
         self._reports: asyncio.Queue = asyncio.Queue()
         self._work: set[asyncio.Task] = set()
-        self._arrived: dict[tuple[int, Version], np.ndarray] = {}
+        self._held: dict[int, tuple[Version, np.ndarray]] = {}
+        """Newest downloaded values by fragment."""
         self._copies: dict[int, np.ndarray] = {}
 
     # --- from the join to the goodbye ---
@@ -105,6 +108,7 @@ class ProtocolLearner:
         while not self.finished:
             boundary = self.machine.at_boundary()
             self._carry_out(boundary)
+            self.hold = boundary.hold
             if boundary.hold is None:
                 await asyncio.sleep(self.script.step_seconds)
                 for theta, target in zip(self.theta, self.target, strict=True):
@@ -118,7 +122,8 @@ class ProtocolLearner:
 
     def _carry_out(self, boundary: le.Boundary) -> None:
         for apply in boundary.applies:
-            values = self._arrived.pop((apply.fragment, apply.version))
+            version, values = self._held[apply.fragment]
+            assert version == apply.version
             self.theta[apply.fragment] = values.copy()
             self.base[apply.fragment] = values
             self.applied.append((apply.fragment, apply.version, vector_digest(values)))
@@ -184,9 +189,11 @@ class ProtocolLearner:
             len(payload),
         )
         message = codec.contribution_header_to_wire(header, encoding.name, self.schema.digest, resume=False)
-        fate = await self.link.upload(message, payload)
+        try:
+            fate = await self.link.upload(message, payload)
+        except (PeerError, UnreachableError):
+            return  # this learner does not send again; the round goes on without it
         self.fates[upload.round] = fate
-        self._handle(lev.UploadEnded(upload.round))
 
     async def _upload_initial(self) -> None:
         for fragment, theta in enumerate(self.theta):
@@ -201,11 +208,12 @@ class ProtocolLearner:
         encoding = enums.encoding_from_wire(header.encoding)
         self.encodings_seen.add(encoding)
         if header.HasField("delta_base"):
-            held = self._arrived.get((download.fragment, download.held), self.base[download.fragment])
+            version, held = self._held[download.fragment]
+            assert version == download.held
             values = apply_delta(held, payload, encoding)
         else:
             values = encoding_named(encoding).decode(payload)
-        self._arrived[download.fragment, download.version] = values
+        self._held[download.fragment] = (download.version, values)
         event = lev.Downloaded(download.fragment, download.version, header.version.global_step)
         self._handle(event)
 

@@ -16,6 +16,7 @@ from decoupled_diloco.arrays.fragments import fragment_schema
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
+from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.core.ids import Activity, Fate, Role, Version
 from decoupled_diloco.v1 import fragment_pb2 as fpb
 from decoupled_diloco.v1 import syncer_pb2 as spb
@@ -32,6 +33,16 @@ TINY_SCHEMA = Schema(
         TensorSpec("head/scale", (8,)),
     ]
 )
+
+
+async def refusal_of(stream) -> PeerError | UnreachableError:
+    """Why the syncer ended a stream; passes over what comes before."""
+    try:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+    except grpc.RpcError as error:
+        return from_rpc_error(error)
+    raise AssertionError("the stream ended in good order")
 
 
 async def answered(call):
@@ -121,8 +132,8 @@ class Link:
     ) -> Fate:
         """Sends one contribution. `mangle` may change each message after the header, or end the stream with None."""
         call = self.bulk.UploadContribution()
-        await call.write(spb.UploadContributionRequest(header=header))
         try:
+            await call.write(spb.UploadContributionRequest(header=header))
             offset = 0
             if header.resume:
                 first = await answered(call.read())
