@@ -1,8 +1,8 @@
 """Do learners of different speeds slow each other down? `python -m benchmarks.independence`.
 
-Three learners train the demo's model with steps padded to fixed durations, 1 : 0.8 : 0.5 in speed, so that all of them together
-leave most of the processor idle. Each one's step rate is measured alone (a run of its own) and together (one run of all three), in
-pairs, one after the other. A ratio of 1 means that nobody waited for anybody.
+Three learners train the demo's model with steps padded to fixed durations, 1 : 0.8 : 0.5 in speed, so that all of
+them together leave much of the processor idle. Each one's step rate is measured alone (a run of its own) and together
+(one run of all three), in pairs, one after the other. A ratio of 1 means that nobody waited for anybody.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _measure_now(watch: Watch, processes: Processes, names: tuple[str, ...], sec
                 newest[learner.learner_id] = (at, learner.local_step)
     elapsed = time.monotonic() - started
     last = watch.samples[-1]
-    known = {name: learner for name in names if (learner := last.learner(name)) is not None}
+    known = {item.learner_id: item for item in last.learners if item.learner_id in names}
     return Measured(
         {name: _rate(first[name], newest[name]) for name in names},
         (_cpu_seconds(processes) - cpu_before) / elapsed / (os.cpu_count() or 1),

@@ -53,7 +53,7 @@ class Plan:
 
     def write_run_file(self) -> None:
         """Writes what all processes must agree on."""
-        factory = "learner_service.workloads.language_model:create"
+        factory = "learner_service.workloads.language_model:factory"
         text = f"""# Written by the demo; every process of the run reads it.
 [run]
 id = "demo"
