@@ -67,7 +67,7 @@ class Processes:
         """Starts the syncer and waits until it answers."""
         addresses, folder = self.addresses, self.plan.folder
         arguments = ["--listen", addresses.data, "--admin-listen", addresses.admin, "--http-listen", addresses.http]
-        arguments += ["--output-dir", str(folder), "--state-dir", str(folder / "state")]
+        arguments += ["--output-dir", str(folder), "--state-dir", str(folder / "state"), "--no-exit-when-finished"]
         self._start("syncer", "syncer_service", arguments)
 
     def start_learner(self, name: str, *settings: str) -> None:

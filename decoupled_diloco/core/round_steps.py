@@ -102,7 +102,9 @@ class RoundSteps:
         if not (policy.last_call or item.final) or not silent:
             return []
         deadlines = policy.deadlines
-        window = min(self.step_seconds or deadlines.last_call_seconds_max, deadlines.last_call_seconds_max)
+        # The last rounds of a run have no successor that an answer could be in time for, so they wait longer.
+        step = None if item.final else self.step_seconds
+        window = min(step or deadlines.last_call_seconds_max, deadlines.last_call_seconds_max)
         item.last_call_until = view.now + max(window, deadlines.last_call_seconds_min)
         item.called = {(record.learner, record.incarnation) for record in silent}
         return [fx.SendLastCall(record.learner, record.incarnation, item.number) for record in silent]
