@@ -14,7 +14,9 @@ from decoupled_diloco.command_line import Program
 from decoupled_diloco.config import Name, RunConfig
 from decoupled_diloco.runtime.config import Finding
 from decoupled_diloco.runtime.config_fields import Expect
+from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.runtime.process_settings import CallerTlsSettings, FilePath, LogSettings, check_address
+from decoupled_diloco.runtime.tls import plaintext_problem
 
 AddressList = Annotated[tuple[str, ...], Field(strict=False), Expect("host:port, or several with commas")]
 
@@ -77,9 +79,6 @@ class LearnerSettings(_ParticipantSettings):
         default_factory=lambda: learner_id_from_hostname(socket.gethostname()),
         description="Stable id of this learner; a second process with the same id replaces the first.",
     )
-    device_count: int = Field(
-        default=0, ge=0, description="Devices to use of those that JAX finds, from the first on; 0: all."
-    )
     step_seconds_min: float = Field(
         default=0.0, ge=0, description="Pads every step to this duration, for experiments; 0: no padding."
     )
@@ -88,9 +87,28 @@ class LearnerSettings(_ParticipantSettings):
         gt=0,
         description="After the first SIGTERM: time to answer open asks and leave the run in order.",
     )
-    output_dir: FilePath | None = Field(
-        default=None, description="Directory for a record of this learner's steps and rounds; nothing: none."
+    verify_applied: bool = Field(
+        default=False,
+        description="Reads every applied version back from the devices and compares its digest; for tests.",
     )
+    peer_listen: str = Field(
+        default="",
+        description="Where other learners reach this one to recover from it, host:port; empty: nowhere. This release "
+        "answers that it cannot do so yet.",
+    )
+
+    @field_validator("peer_listen")
+    @classmethod
+    def _check_peer_listen(cls, value: str) -> str:
+        return check_address(value) if value else value
+
+    def findings(self) -> Iterable[Finding]:
+        """Those of every participant, and a peer service that others could read and change."""
+        yield from super().findings()
+        if self.peer_listen and not self.insecure and self.tls_certificate is None:
+            ways_out = ("give --tls-certificate FILE and --tls-key FILE", "add --insecure on a network that you trust")
+            if problem := plaintext_problem(parse_address(self.peer_listen), ways_out):
+                yield Finding(("peer_listen",), problem)
 
 
 class EvaluatorSettings(_ParticipantSettings):

@@ -1,0 +1,289 @@
+"""The composition root of the learner: builds everything from the settings, trains, takes it down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+
+from decoupled_diloco.arrays.device import DeviceFragments
+from decoupled_diloco.arrays.fragments import fragment_schema
+from decoupled_diloco.arrays.schema import SchemaError
+from decoupled_diloco.arrays.tree import ParameterTree, Params, TensorRule
+from decoupled_diloco.command_line import software_version
+from decoupled_diloco.config import RunConfig
+from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.ids import Activity, Role
+from decoupled_diloco.core.learner import LearnerMachine
+from decoupled_diloco.run_file import resolve_run
+from decoupled_diloco.runtime.channel import Channels, open_channels
+from decoupled_diloco.runtime.clock import Clock, MonotonicClock
+from decoupled_diloco.runtime.config import ConfigError
+from decoupled_diloco.runtime.config_layers import table_layer
+from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
+from decoupled_diloco.runtime.logs import get_logger
+from decoupled_diloco.runtime.ports import Address, parse_address
+from decoupled_diloco.runtime.process_settings import CallerTlsSettings
+from decoupled_diloco.runtime.tls import TlsFiles, channel_credentials, server_credentials
+from learner_service.activity import ActivityAccount
+from learner_service.config import LearnerDocument, LearnerSettings
+from learner_service.driver import NetworkPlan
+from learner_service.handover import Handover
+from learner_service.inner_loop import InnerLoop, WarmUp
+from learner_service.jax_setup import set_up_jax
+from learner_service.metrics import LearnerMetrics, served
+from learner_service.peer import start_peer_server
+from learner_service.session import LearnerStoppedError, Session, SessionParts
+from learner_service.step import InnerStep
+from learner_service.syncer_client import JoinRequest
+from learner_service.workload import Workload, WorkloadContext, default_merge_rule, load_workload
+
+log = get_logger(__name__)
+
+OPERATOR_REASONS = (
+    Reason.PROTOCOL_MISMATCH,
+    Reason.RUN_MISMATCH,
+    Reason.CONFIG_MISMATCH,
+    Reason.SCHEMA_MISMATCH,
+    Reason.INVALID_FIELD,
+)
+"""Refusals that end when the operator changes a setting."""
+
+MEASURED_STEPS = 30
+"""Steps that `warm` times."""
+
+MergeRuleOf = Callable[[str, tuple[int, ...]], TensorRule]
+
+
+def workload_of(document: RunConfig, cache_path: Path, options: Mapping[str, object]) -> Workload:
+    """The run's workload on this machine; `options` stand above those of the run file.
+
+    Raises:
+        WorkloadError: it cannot be had; the message says why.
+    """
+    context = WorkloadContext(
+        seed=document.run.seed,
+        slot_count=document.slot_count,
+        total_steps=max(document.run.total_steps, 1),
+        cache_dir=cache_path,
+        options={**document.workload.options, **options},
+    )
+    return load_workload(document.workload.factory, context)
+
+
+def opener_of(settings: CallerTlsSettings, section: str) -> Callable[[Address], Channels]:
+    """How a participant opens its connections."""
+    files = settings.tls_files(section)
+
+    def opened(address: Address) -> Channels:
+        credentials: grpc.ChannelCredentials | None = channel_credentials(files) if files is not None else None
+        return open_channels(address, credentials, settings.tls_server_name)
+
+    if files is not None:
+        files.check()
+    return opened
+
+
+def join_request_of(
+    document: RunConfig, participant: str, role: Role, tree: ParameterTree, fingerprint: Mapping[str, str]
+) -> JoinRequest:
+    """What a participant joins with."""
+    values = document.agreed_values() | {f"fingerprint.{name}": text for name, text in fingerprint.items()}
+    return JoinRequest(
+        run_id=document.run.id,
+        participant_id=participant,
+        role=role,
+        schema=tree.schema,
+        config_digest=document.digest(),
+        config_values=values,
+        policy=document.to_policy(),
+        software_version=software_version(),
+    )
+
+
+def build_session(
+    document: LearnerDocument,
+    params: Params,
+    merge_rule: MergeRuleOf,
+    *,
+    fingerprint: Mapping[str, str],
+    metrics: LearnerMetrics,
+    clock: Clock,
+    started_at: float,
+) -> tuple[Session, DeviceFragments]:
+    """Puts a session together; nothing is sent before it is entered.
+
+    Args:
+        document: all settings.
+        params: initial parameters, placed where they shall live.
+        merge_rule: rule by name and shape of a tensor.
+        fingerprint: what all learners must have in common beyond the run file, by name.
+        metrics: the learner's.
+        clock: instants.
+        started_at: when this process, or this session, began.
+
+    Raises:
+        ConfigError: a setting cannot be used, or the parameters cannot be exchanged as it asks.
+    """
+    settings = document.learner
+    try:
+        tree = ParameterTree(params, merge_rule)
+        fragmentation = fragment_schema(tree.schema, document.fragments.count)
+    except SchemaError as error:
+        raise ConfigError(str(error)) from error
+    device = DeviceFragments(tree, fragmentation, params)
+    join = join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint)
+    network = NetworkPlan(
+        addresses=tuple(parse_address(text) for text in settings.syncer),
+        open_channels=opener_of(settings, "learner"),
+        join=join,
+        fragmentation=fragmentation,
+        device=device,
+        max_detached_seconds=document.inner.max_detached_seconds,
+        drain_seconds=settings.drain_seconds,
+        serve_peers=_peer_service(settings),
+    )
+    handover = Handover(LearnerMachine(join.policy), ActivityAccount(Activity.STARTUP, started_at), clock)
+    parts = SessionParts(
+        network=network,
+        device=device,
+        fragmentation=fragmentation,
+        policy=join.policy,
+        handover=handover,
+        metrics=metrics,
+        clock=clock,
+        verifies_applied=settings.verify_applied,
+    )
+    return Session(params, parts), device
+
+
+def _peer_service(settings: LearnerSettings) -> Callable[[], Any] | None:
+    if not settings.peer_listen:
+        return None
+    credentials = None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        credentials = server_credentials(TlsFiles(settings.tls_certificate, settings.tls_key, section="learner"))
+    address = parse_address(settings.peer_listen)
+    return lambda: start_peer_server(address, credentials, "learner.peer_listen")
+
+
+def library_session(
+    config: str | Path | RunConfig | Mapping[str, object],
+    params: Params,
+    *,
+    merge_rule: MergeRuleOf | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+    **settings: object,
+) -> Session:
+    """See `decoupled_diloco.learner`."""
+    if isinstance(config, RunConfig):
+        own = {"learner": settings} if not isinstance(config, LearnerDocument) else {}
+        document = LearnerDocument.model_validate(
+            {**{name: getattr(config, name) for name in type(config).model_fields}, **own}
+        )
+    else:
+        run_file = Path(config) if isinstance(config, str | Path) else None
+        values = {} if run_file is not None else dict(config)  # type: ignore[arg-type]
+        learner = {**_table(values.get("learner")), **settings}
+        above = table_layer(LearnerDocument, {**values, "learner": learner}, "the program")
+        document = resolve_run(LearnerDocument, run_file=run_file, flags=above).value
+    clock = MonotonicClock()
+    session, _ = build_session(
+        document,
+        params,
+        merge_rule or default_merge_rule,
+        fingerprint=fingerprint or {},
+        metrics=LearnerMetrics(software_version()),
+        clock=clock,
+        started_at=clock.now(),
+    )
+    return session
+
+
+def _table(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def serve(document: LearnerDocument, started_at: float, stop: StopRequest) -> int:
+    """Trains until the run has finished, the process is asked to stop, or the syncer refuses it.
+
+    Raises:
+        ConfigError, WorkloadError, PeerError: what the operator has to change.
+    """
+    settings = document.learner
+    set_up_jax(settings.cache_path, settings.platform)
+    workload = workload_of(document, settings.cache_path, settings.workload_options)
+    step = InnerStep(workload)
+    params = step.place(workload.init(document.run.seed))
+    clock, metrics = MonotonicClock(), LearnerMetrics(software_version())
+    session, device = build_session(
+        document,
+        params,
+        workload.merge_rule,
+        fingerprint=workload.fingerprint(),
+        metrics=metrics,
+        clock=clock,
+        started_at=started_at,
+    )
+    with served(metrics.telemetry, settings.http_listen, "learner.http_listen"):
+        try:
+            with session:
+                stop.on_request(lambda: session.drain(stop.reason))
+                warm_up = WarmUp(document.inner.recovery_warmup_steps)
+                loop = InnerLoop(workload, step, session, warm_up, settings.step_seconds_min, clock)
+                loop.run(*loop.prepare(params, device))
+        except LearnerStoppedError as error:
+            return _stopped(error.cause)
+    log.info("stopped", reason=session.end_reason)
+    return ExitCode.OK
+
+
+def _stopped(cause: BaseException) -> int:
+    """What becomes of the process when the network thread gave up."""
+    if isinstance(cause, PeerError) and cause.reason is Reason.RUN_FINISHED:
+        log.info("stopped", reason=cause.text)
+        return ExitCode.OK
+    if isinstance(cause, PeerError) and cause.reason in OPERATOR_REASONS:
+        raise ConfigError(cause.explanation()) from cause
+    if isinstance(cause, PeerError | ConfigError):
+        raise cause
+    log.error("network_thread_died", error=f"{type(cause).__name__}: {cause}", exc_info=cause)
+    return ExitCode.FAILED
+
+
+def warm(document: LearnerDocument, out: TextIO) -> int:
+    """Prepares data, compiles all programs into the cache, times some steps, and prints the result as one JSON line.
+
+    Raises:
+        ConfigError, WorkloadError: what the operator has to change.
+    """
+    settings, clock = document.learner, MonotonicClock()
+    began = clock.now()
+    set_up_jax(settings.cache_path, settings.platform)
+    workload = workload_of(document, settings.cache_path, settings.workload_options)
+    step = InnerStep(workload)
+    params = step.place(workload.init(document.run.seed))
+    tree = ParameterTree(params, workload.merge_rule)
+    device = DeviceFragments(tree, fragment_schema(tree.schema, document.fragments.count), params)
+    state = step.fresh_state(params)
+    batches = iter(workload.data(0, 0))
+    step.compile(params, state, next(batches))
+    params = device.warm(params)
+    prepared = clock.now()
+    seconds = []
+    for _ in range(MEASURED_STEPS):
+        batch, before = next(batches), clock.now()
+        params, state, loss = step(params, state, batch, workload.learning_rate(0))
+        loss.block_until_ready()
+        seconds.append(max(clock.now() - before, settings.step_seconds_min))
+    figures = {
+        "step_seconds": sorted(seconds)[len(seconds) // 2],
+        "prepare_seconds": prepared - began,
+        "parameter_count": tree.schema.size,
+        "cache_dir": str(settings.cache_path),
+    }
+    print(json.dumps(figures), file=out)
+    return ExitCode.OK

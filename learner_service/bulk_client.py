@@ -1,0 +1,229 @@
+"""The calls of SyncerService that move fragments. Nothing is repeated here; `transfers` does that.
+
+Every method raises `PeerError` for what the syncer refused and `UnreachableError` where no answer came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from decoupled_diloco.arrays.encoding import ENCODINGS, FloatVector, encoding_named
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.errors import UnreachableError
+from decoupled_diloco.core.ids import Fate, Version
+from decoupled_diloco.core.policy import Deadlines
+from decoupled_diloco.v1 import syncer_pb2 as spb
+from decoupled_diloco.wire.codec import contribution_header_to_wire, version_from_wire, version_to_wire
+from decoupled_diloco.wire.enums import encoding_from_wire, encoding_to_wire, fate_from_wire
+from decoupled_diloco.wire.methods import SyncerStub
+from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink, payload_messages
+from learner_service.syncer_client import END, Idle, end_of, step_of
+
+Moved = Callable[[int], None]
+"""Told about payload bytes as they move."""
+
+
+class Receipt:
+    """A download under way: what has arrived so far survives a broken stream, so that the next one goes on there.
+
+    Attributes:
+        payload: the buffer, of the length that the header gave.
+        encoding: how the payload is written.
+        delta_base: the version that the payload is a delta to; None: the payload is the version itself.
+    """
+
+    def __init__(self) -> None:
+        self.payload = np.empty(0, np.uint8)
+        self.encoding = ""
+        self.delta_base: Version | None = None
+        self.sink: PayloadSink | None = None
+
+    @property
+    def received_bytes(self) -> int:
+        """How much has arrived; the offset to go on at."""
+        return self.sink.received_bytes if self.sink is not None else 0
+
+    def open(self, encoding: str, delta_base: Version | None, payload_bytes: int, bytes_max: int) -> bool:
+        """Takes in a header; returns whether the stream continues what has arrived.
+
+        Raises:
+            CorruptPayloadError: the length is not that of a fragment of this size.
+        """
+        if payload_bytes > bytes_max:
+            raise CorruptPayloadError(
+                f"the header promises {payload_bytes} bytes; the fragment has {bytes_max} at most"
+            )
+        same = (encoding, delta_base, payload_bytes) == (self.encoding, self.delta_base, len(self.payload))
+        if self.sink is not None and same:
+            return True
+        resumed = self.received_bytes > 0
+        self.encoding, self.delta_base = encoding, delta_base
+        self.payload = np.empty(payload_bytes, np.uint8)
+        self.sink = PayloadSink(self.payload.data)
+        return not resumed
+
+
+class BulkClient:
+    """One incarnation's transfers over the bulk connection.
+
+    Args:
+        channel: closed by its owner.
+        participant_id: the caller's id.
+        incarnation: its incarnation.
+        schema_digest: digest of its schema.
+        deadlines: the one table.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        participant_id: str,
+        incarnation: int,
+        schema_digest: str,
+        deadlines: Deadlines,
+    ) -> None:
+        self._stub = SyncerStub(channel)
+        self._participant_id = participant_id
+        self._incarnation = incarnation
+        self._schema_digest = schema_digest
+        # The other end may take as long for an answer as for a unary call; nobody waits less than it does.
+        self._idle_seconds = max(deadlines.upload_idle_seconds, deadlines.rpc_seconds)
+
+    async def upload(
+        self,
+        header: ev.ContributionHeader,
+        payload: memoryview,
+        *,
+        encoding: str,
+        resume: bool,
+        moved: Moved,
+    ) -> Fate:
+        """Sends one contribution and returns what became of it.
+
+        Args:
+            header: what it says of itself.
+            payload: the encoded delta.
+            encoding: how that is written.
+            resume: an earlier stream of this contribution broke; asks first where to go on.
+            moved: told about the bytes that were sent.
+        """
+        call = self._stub.UploadContribution()
+        idle = Idle(self._idle_seconds)
+        sender: asyncio.Task[None] | None = None
+        try:
+            message = contribution_header_to_wire(header, encoding, self._schema_digest, resume)
+            await step_of(call, call.write(spb.UploadContributionRequest(header=message)), idle)
+            if not resume:
+                sender = asyncio.create_task(_send(call, payload, 0, idle, moved))
+            while True:
+                answer = await step_of(call, call.read(), idle)
+                if answer is END:
+                    raise await end_of(call)
+                if answer.WhichOneof("answer") == "fate":
+                    return fate_from_wire(answer.fate)
+                if sender is None:
+                    offset = min(max(answer.wanted_offset, 0), len(payload))
+                    sender = asyncio.create_task(_send(call, payload, offset, idle, moved))
+        finally:
+            if sender is not None:
+                sender.cancel()
+            call.cancel()
+
+    async def upload_initial(self, fragment: int, values: FloatVector, moved: Moved) -> None:
+        """Sends one fragment of this learner's initial parameters."""
+        payload = encoding_named("float32").encode(values)
+        header = spb.InitialFragmentHeader(
+            learner_id=self._participant_id,
+            incarnation=self._incarnation,
+            fragment=fragment,
+            value_count=values.size,
+            schema_digest=self._schema_digest,
+        )
+        call = self._stub.UploadInitialFragment()
+        idle = Idle(self._idle_seconds)
+        sender: asyncio.Task[None] | None = None
+        try:
+            await step_of(call, call.write(spb.UploadInitialFragmentRequest(header=header)), idle)
+            sender = asyncio.create_task(_send(call, payload, 0, idle, moved))
+            await step_of(call, call, idle)
+        finally:
+            if sender is not None:
+                sender.cancel()
+            call.cancel()
+
+    async def download(
+        self,
+        fragment: int,
+        version: Version,
+        held: Version | None,
+        receipt: Receipt,
+        *,
+        element_count: int,
+        moved: Moved,
+    ) -> None:
+        """Receives a version into `receipt`, from where it stands to the end.
+
+        Args:
+            fragment: which.
+            version: its version.
+            held: the version that the caller can apply a delta to; None: none.
+            receipt: new, or that of a broken stream of the same call.
+            element_count: float32 values of the fragment.
+            moved: told about the bytes that arrived.
+
+        Raises:
+            CorruptPayloadError: the stream does not hold what it promised.
+        """
+        request = spb.DownloadFragmentRequest(
+            learner_id=self._participant_id,
+            incarnation=self._incarnation,
+            fragment=fragment,
+            version=version_to_wire(version),
+            held=version_to_wire(held) if held is not None else None,
+            encodings=[encoding_to_wire(name) for name in ENCODINGS],
+            offset=receipt.received_bytes,
+        )
+        call = self._stub.DownloadFragment(request)
+        try:
+            await self._receive(call, receipt, 4 * element_count, moved)
+        finally:
+            call.cancel()
+
+    async def _receive(self, call: Any, receipt: Receipt, bytes_max: int, moved: Moved) -> None:
+        idle = Idle(self._idle_seconds)
+        while True:
+            part = await step_of(call, call.read(), idle)
+            if part is END:
+                raise await end_of(call)
+            idle.moved()
+            if isinstance(part, ChunkPart):
+                if receipt.sink is None:
+                    raise CorruptPayloadError("a chunk came before the header")
+                receipt.sink.write(part)
+                moved(len(part.data))
+            elif part.WhichOneof("part") == "header":
+                base = version_from_wire(part.header.delta_base) if part.header.HasField("delta_base") else None
+                encoding = encoding_from_wire(part.header.encoding)
+                if not receipt.open(encoding, base, part.header.payload_bytes, bytes_max):
+                    raise UnreachableError("ABORTED", "the rest came in another encoding; it starts over")
+            elif receipt.sink is not None:
+                receipt.sink.finish(part.trailer.digest)
+                return
+
+
+async def _send(call: Any, payload: memoryview, offset: int, idle: Idle, moved: Moved) -> None:
+    """Writes the chunks from an offset on, then the trailer; ends quietly if the other end has answered already."""
+    try:
+        for message in payload_messages(payload, offset):
+            await call.write(message)
+            idle.moved()
+            moved(len(message))
+        await call.done_writing()
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        return

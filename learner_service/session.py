@@ -1,0 +1,281 @@
+"""A training loop's way into a run: library mode, and the engine of the learner service.
+
+    with decoupled_diloco.learner("run.toml", params, learner_id="eu-1") as d:
+        params = d.start(params)                                  # the run's parameters
+        while not d.finished:
+            params, state, loss = step(params, state, next(batches), schedule(d.schedule_step))
+            params = d.step_boundary(params, tokens=batch_tokens, loss=loss)
+            if d.restart_optimizer:
+                state = optimizer.init(params)
+
+`step_boundary` never waits for the network, except while a hold lasts: the run is paused or finishes, this learner has
+to recover, or the barrier is on. Parameters may be any pytree; its floating-point arrays are exchanged, all else stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments
+from decoupled_diloco.arrays.digest import vector_digest
+from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.fragments import Fragmentation
+from decoupled_diloco.arrays.tree import Params
+from decoupled_diloco.core.errors import DecoupledDilocoError
+from decoupled_diloco.core.ids import Activity
+from decoupled_diloco.core.learner_effects import Hold
+from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.runtime.clock import Clock
+from decoupled_diloco.runtime.logs import get_logger
+from learner_service.driver import LearnerDriver, NetworkPlan
+from learner_service.handover import Arrived, Handover, Plan
+from learner_service.losses import LossMeter, wait_on_cpu
+from learner_service.metrics import LearnerMetrics
+
+log = get_logger(__name__)
+
+_ACTIVITY_OF_HOLD = {
+    Hold.RECOVERING: Activity.RECOVER,
+    Hold.PAUSED: Activity.PAUSED,
+    Hold.DETACHED: Activity.PAUSED,
+    Hold.BARRIER: Activity.SYNC_STALL,
+    Hold.DRAINING: Activity.DRAINING,
+    Hold.FINISHED: Activity.DRAINING,
+}
+
+
+class LearnerStoppedError(DecoupledDilocoError):
+    """The learner cannot go on: the syncer refused it, or the network thread has died. `cause` says why."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """What a session is put together from; `app` and `library` do that.
+
+    Attributes:
+        network: what the network thread is built from.
+        device: copies and applies.
+        fragmentation: of the parameters.
+        policy: the run's, by the learner's own run file.
+        handover: what the two threads share.
+        metrics: the learner's.
+        clock: instants.
+        verifies_applied: reads every applied version back and compares it; for tests, it doubles the copies.
+    """
+
+    network: NetworkPlan
+    device: DeviceFragments
+    fragmentation: Fragmentation
+    policy: Policy
+    handover: Handover
+    metrics: LearnerMetrics
+    clock: Clock
+    verifies_applied: bool = False
+
+
+class Session:
+    """One learner in one run, as its training loop sees it. Used by one thread, as a context manager.
+
+    Args:
+        params: initial parameters; used only if this learner is the one that is asked for them.
+        parts: see there.
+
+    Attributes:
+        restart_optimizer: true after a boundary at which the parameters were taken anew from the run, so that the
+            optimizer's state belongs to values that are gone.
+    """
+
+    def __init__(self, params: Params, parts: SessionParts) -> None:
+        self._parts = parts
+        self._handover = parts.handover
+        self._losses = LossMeter(parts.handover.add_loss)
+        self._initial: dict[int, DeviceCopy] = parts.device.copy(params, range(len(parts.fragmentation.fragments)))
+        self._driver = LearnerDriver(parts.network, parts.handover, self._initial_values, parts.metrics, parts.clock)
+        self._params = params
+        self._is_started = False
+        self._finished = False
+        self._hold: Hold | None = None
+        self.restart_optimizer = False
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        self._driver.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._driver.close()
+
+    def start(self, params: Params | None = None) -> Params:
+        """Waits for the run's parameters and returns them in place of `params`.
+
+        May be left out: the first `step_boundary` does the same, and the step before it is lost.
+
+        Args:
+            params: what to write them into (donated); default: the parameters that the session was made with.
+
+        Raises:
+            LearnerStoppedError: the syncer refuses this learner.
+        """
+        return self._boundary(self._params if params is None else params)
+
+    def step_boundary(self, params: Params, *, tokens: int, loss: Any = None) -> Params:
+        """To be called after every inner step, with its parameters; returns those to go on with.
+
+        Leaves that a new version was written to are donated: use the returned parameters, never the old ones.
+
+        Args:
+            params: the parameters after the step.
+            tokens: tokens (or examples) of the step's batch, at least 1.
+            loss: the step's mean training loss, a number or a scalar array; None: not known. What is not finite makes
+                this learner start over from published versions.
+
+        Raises:
+            LearnerStoppedError: the syncer refuses this learner, or the network thread has died.
+        """
+        if tokens < 1:
+            raise ValueError(f"tokens = {tokens}: a step has at least 1")
+        if loss is None:
+            wait_on_cpu(params)
+        elif not self._losses.settle(loss):
+            self._driver.recover("the training loss is not finite")
+        self._handover.finish_step(tokens)
+        return self._boundary(params)
+
+    def drain(self, reason: str) -> None:
+        """Leaves the run in good order: the next boundary makes no more steps possible. May be called by any thread."""
+        self._driver.drain(reason)
+
+    @contextmanager
+    def activity(self, activity: Activity) -> Iterator[None]:
+        """Books the time inside to an activity, for example `Activity.DATA_WAIT`."""
+        before = self._handover.enter(activity)
+        try:
+            yield
+        finally:
+            self._handover.enter(before)
+
+    # ---- what it shows -----------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more steps are to be made: the run has finished, or this learner has left."""
+        return self._finished
+
+    @property
+    def end_reason(self) -> str:
+        """Why it is finished, in words."""
+        return self._driver.end_reason or ""
+
+    @property
+    def schedule_step(self) -> int:
+        """The global step that this learner has reached, for learning-rate schedules; never goes back."""
+        return self._handover.schedule_step
+
+    @property
+    def slot(self) -> int:
+        """The data slot to train on; known after `start`."""
+        return self._joined().slot
+
+    @property
+    def cursor(self) -> int:
+        """The number of the next batch of that slot. May jump when the learner had to join again."""
+        return self._handover.cursor
+
+    @property
+    def incarnation(self) -> int:
+        """The fencing token of this start; known after `start`."""
+        return self._joined().incarnation
+
+    @property
+    def paused(self) -> bool:
+        """Whether the newest boundary was held by a pause."""
+        return self._hold in (Hold.PAUSED, Hold.DETACHED)
+
+    @property
+    def policy(self) -> Policy:
+        """The run's policy."""
+        return self._driver.joined.policy if self._driver.joined is not None else self._parts.policy
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Smoothed duration of a step."""
+        return self._handover.snapshot().progress.step_seconds
+
+    # ---- boundaries --------------------------------------------------------------------------------------------------
+
+    def _boundary(self, params: Params) -> Params:
+        self.restart_optimizer = False
+        while True:
+            plan = self._handover.plan()
+            params = self._carry_out(plan, params)
+            seconds = self._handover.publish(plan)
+            if seconds is not None:
+                self._parts.metrics.step_seconds.observe(seconds)
+            self._note_hold(plan.hold)
+            self._finished = self._driver.end_reason is not None
+            self._raise_failure()
+            if self._finished:
+                return params
+            if plan.hold is None:
+                if not self._is_started:
+                    self._is_started = True
+                    self._initial.clear()
+                    self._params = None
+                self._handover.begin_step()
+                return params
+            self._handover.enter(_ACTIVITY_OF_HOLD[plan.hold])
+            self._handover.wait_for_news(plan)
+
+    def _carry_out(self, plan: Plan, params: Params) -> Params:
+        for apply, arrived, since in plan.applies:
+            if apply.rule == "carry" and since is not None:
+                params = self._parts.device.carry(params, arrived.staged, since)
+            elif apply.rule == "blend":
+                params = self._parts.device.blend(params, arrived.staged, self._parts.policy.blend_alpha)
+            else:
+                params = self._parts.device.overwrite(params, arrived.staged)
+                if self._parts.verifies_applied:
+                    self._verify(params, apply.fragment, arrived)
+        for fragment, copy in self._parts.device.copy(params, (s.copy.fragment for s in plan.slots)).items():
+            next(slot for slot in plan.slots if slot.copy.fragment == fragment).fill(copy)
+        if plan.restart_optimizer:
+            self.restart_optimizer = True
+            self._parts.metrics.recoveries.inc()
+        return params
+
+    def _verify(self, params: Params, fragment: int, arrived: Arrived) -> None:
+        """Compares what the devices hold with what the syncer published."""
+        found = vector_digest(self._parts.device.copy(params, (fragment,))[fragment].to_host())
+        wanted = vector_digest(arrived.base)
+        self._parts.metrics.verified_versions.inc()
+        if found != wanted:
+            self._parts.metrics.digest_mismatches.inc()
+            log.error("digest_mismatch", fragment=fragment, found=found, wanted=wanted)
+
+    def _note_hold(self, hold: Hold | None) -> None:
+        if hold is not self._hold and Hold.BARRIER not in (hold, self._hold):
+            log.info("holding" if hold is not None else "stepping", hold=hold.value if hold is not None else "")
+        self._hold = hold
+
+    def _raise_failure(self) -> None:
+        if self._driver.failure is not None:
+            raise LearnerStoppedError(self._driver.failure) from self._driver.failure
+
+    def _initial_values(self, fragment: int) -> FloatVector:
+        return self._initial[fragment].to_host()
+
+    def _joined(self) -> Any:
+        if self._driver.joined is None:
+            raise RuntimeError("this learner has not joined the run yet; call start first")
+        return self._driver.joined

@@ -1,0 +1,138 @@
+"""Sends contributions and initial parameters, however often the stream breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+from structlog.stdlib import BoundLogger
+
+from decoupled_diloco.arrays.encoding import FloatVector, encoding_named
+from decoupled_diloco.arrays.merge import examine
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
+from decoupled_diloco.core.ids import Fate
+from decoupled_diloco.runtime.channel import Backoff
+from learner_service.bulk_client import BulkClient, Moved
+from learner_service.handover import UploadJob
+
+
+class NotFiniteError(Exception):
+    """A contribution that this learner refuses to send; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends, and how the run wants it written."""
+
+    learner: str
+    incarnation: int
+    encoding: str
+
+
+class Uploader:
+    """Uploads of one incarnation.
+
+    Args:
+        client: the calls over the present bulk connection; asked again for each attempt.
+        sender: whose they are.
+        executor: for what takes CPU time.
+        moved: told about payload bytes.
+        source: randomness for the waits between attempts.
+        logger: where broken transfers are told.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[], BulkClient],
+        sender: Sender,
+        executor: Executor,
+        moved: Moved,
+        source: random.Random,
+        logger: BoundLogger,
+    ) -> None:
+        self._client = client
+        self._sender = sender
+        self._executor = executor
+        self._moved = moved
+        self._source = source
+        self._log = logger
+
+    async def contribute(self, job: UploadJob) -> Fate:
+        """Sends one contribution until the syncer has given its terminal answer; cancelled when the round ends.
+
+        Raises:
+            NotFiniteError: NaN, Inf, or a norm beyond what may be merged; nothing was sent.
+        """
+        loop = asyncio.get_running_loop()
+        encoding = self._sender.encoding
+        payload = await loop.run_in_executor(self._executor, encoded_delta, job, encoding)
+        header = self._header(job, len(payload))
+        backoff = Backoff(self._source)
+        resume = False
+        while True:
+            try:
+                fate = await self._client().upload(header, payload, encoding=encoding, resume=resume, moved=self._moved)
+            except (PeerError, UnreachableError) as error:
+                wait = error.retry_seconds or 0.0 if isinstance(error, PeerError) else 0.0
+                reason = str(error)
+            else:
+                if fate.is_terminal:
+                    return fate
+                wait, reason = 0.0, f"the syncer answered {fate}"
+            resume = True
+            self._log.info("upload_broken", round=job.round, fragment=header.fragment, reason=reason)
+            await asyncio.sleep(backoff.next_seconds(wait))
+
+    async def send_initial(self, fragment: int, values: FloatVector) -> bool:
+        """Sends one fragment of the initial parameters; False if the syncer does not want them (any more)."""
+        backoff = Backoff(self._source)
+        while True:
+            wait = 0.0
+            try:
+                await self._client().upload_initial(fragment, values, self._moved)
+                return True
+            except PeerError as error:
+                if error.reason is Reason.WRONG_STATE:
+                    return False
+                wait, reason = error.retry_seconds or 0.0, str(error)
+            except UnreachableError as error:
+                reason = str(error)
+            self._log.info("initial_upload_broken", fragment=fragment, reason=reason)
+            await asyncio.sleep(backoff.next_seconds(wait))
+
+    def _header(self, job: UploadJob, payload_bytes: int) -> ev.ContributionHeader:
+        copy = job.slot.copy
+        return ev.ContributionHeader(
+            learner=self._sender.learner,
+            incarnation=self._sender.incarnation,
+            round=job.round,
+            fragment=copy.fragment,
+            base=copy.base,
+            local_step=copy.local_step,
+            total_token_count=copy.total_token_count,
+            step_count=copy.step_count,
+            token_count=copy.token_count,
+            cursor=copy.cursor,
+            payload_bytes=payload_bytes,
+        )
+
+
+def encoded_delta(job: UploadJob, encoding: str) -> memoryview:
+    """The delta theta - Theta_base as it goes on the wire. Waits for the device and takes CPU time.
+
+    Raises:
+        NotFiniteError: by the rule that the syncer examines contributions with.
+    """
+    delta = job.slot.arrays().to_host()
+    with np.errstate(all="ignore"):  # what is not finite is found below
+        np.subtract(delta, job.base, out=delta)
+        payload = encoding_named(encoding).encode(delta)
+    problem = examine(encoding_named(encoding).view(payload)).problem
+    if problem is not None:
+        raise NotFiniteError(problem)
+    return payload
