@@ -8,6 +8,7 @@ Ports 0 are replaced by what the system gave: see `syncer.addresses`.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -190,7 +191,6 @@ async def _build(
 async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, stack: AsyncExitStack) -> Addresses:
     """Opens the three ports."""
     health = _health(parts.serving, stop, (SYNCER_SERVICE, ADMIN_SERVICE))
-    credentials = server_credentials(settings.tls_files) if settings.tls_files is not None else None
     data, admin = grpc.aio.server(options=SERVER_OPTIONS), grpc.aio.server(options=SERVER_OPTIONS)
     add_syncer_service(SyncerServicer(parts.serving), data)
     add_admin_service(AdminServicer(parts.overview, parts.serving.driver), admin)
@@ -201,7 +201,7 @@ async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, st
     ):
         health.add_to_server(server)
         reflection.enable_server_reflection((service, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
-        bound.append(_bind(server, parse_address(text), setting, credentials))
+        bound.append(_bind(server, parse_address(text), setting, settings))
     web = WebServer(parse_address(settings.http_listen), parts.overview.page, parts.telemetry, health)
     http = await web.start()
     stack.push_async_callback(web.stop)
@@ -212,17 +212,32 @@ async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, st
     return Addresses(bound[0], bound[1], http)
 
 
-def _bind(
-    server: grpc.aio.Server, address: Address, setting: str, credentials: grpc.ServerCredentials | None
-) -> Address:
+def _bind(server: grpc.aio.Server, address: Address, setting: str, settings: SyncerSettings) -> Address:
+    _try_port(address, setting)
     try:
-        if credentials is None:
+        if settings.tls_files is None:
             port = server.add_insecure_port(str(address))
         else:
-            port = server.add_secure_port(str(address), credentials)
+            # Credentials serve one port: gRPC takes the first certificate from them only once.
+            port = server.add_secure_port(str(address), server_credentials(settings.tls_files))
     except RuntimeError as error:
         raise listen_error(address, f"syncer.{setting}", error) from error
     return Address(address.host, port)
+
+
+def _try_port(address: Address, setting: str) -> None:
+    """Listens for a moment, because the system says why that fails and gRPC does not."""
+    if address.port == 0:
+        return
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise listen_error(address, f"syncer.{setting}", error) from error
 
 
 def _health(serving: Serving, stop: StopRequest, services: tuple[str, ...]) -> Health:

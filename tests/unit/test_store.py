@@ -1,0 +1,266 @@
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from decoupled_diloco.arrays.digest import vector_digest
+from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.fragments import fragment_schema, gather
+from decoupled_diloco.arrays.outer import FragmentState
+from decoupled_diloco.arrays.schema import Schema, TensorSpec
+from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.events import ContributionHeader
+from decoupled_diloco.core.ids import Role, Version
+from syncer_service.buffers import BufferPool
+from syncer_service.export import export_model, export_summary, write_atomically
+from syncer_service.merger import MergeInput, examine_payload, merge_round
+from syncer_service.publications import Publications
+from syncer_service.store import FragmentCommit, LedgerRow, MemoryStore, VersionGoneError
+from syncer_service.uploads import REPLACED, Uploads
+
+
+def vector(value, size=8):
+    return np.full(size, value, np.float32)
+
+
+def store_with(fragment_count=2):
+    store = MemoryStore()
+    for fragment in range(fragment_count):
+        store.stage_initial("a", 1, fragment, vector(fragment))
+    return store, store.commit_initial("a", 1, fragment_count)
+
+
+def next_commit(commit, value):
+    theta = vector(value)
+    version = Version(1, commit.version.number + 1, vector_digest(theta))
+    return FragmentCommit(
+        commit.fragment, version, 1, FragmentState.initial(theta), commit.version, memoryview(b"delta" * 4)
+    )
+
+
+def row(commit):
+    return LedgerRow(1, commit.fragment, commit.version, 0, (), "because")
+
+
+# --- the store ---
+
+
+def test_initial_parameters_are_committed_all_or_nothing():
+    store = MemoryStore()
+    digest = store.stage_initial("a", 1, 0, vector(1))
+    with pytest.raises(ValueError, match="1 of 2 fragments are staged"):
+        store.commit_initial("a", 1, 2)
+    assert store.newest() == {}
+    store.stage_initial("a", 1, 0, vector(1))
+    store.stage_initial("b", 2, 1, vector(2))
+    store.discard_initial("b", 2)
+    store.stage_initial("a", 1, 1, vector(2))
+    commits = store.commit_initial("a", 1, 2)
+    assert [commit.version.number for commit in commits] == [1, 1]
+    assert commits[0].version.digest == digest
+    assert not commits[0].state.momentum.any()
+
+
+def test_only_the_newest_version_is_kept_unless_an_older_one_is_being_read():
+    store, (first, _) = store_with()
+    store.pin(0, first.version)
+    store.pin(0, first.version)
+    second = next_commit(first, 5)
+    store.commit_round(second, row(second))
+    assert store.version_count == 3
+    assert store.pin(0, first.version) is first
+    for _ in range(3):
+        store.unpin(0, first.version)
+    assert store.version_count == 2
+    with pytest.raises(VersionGoneError) as gone:
+        store.pin(0, first.version)
+    assert gone.value.newest == second.version
+    assert store.newest()[0] is second
+    assert [entry.reason for entry in store.ledger] == ["because"]
+
+
+def test_incarnations_are_remembered():
+    store = MemoryStore()
+    store.record_incarnation("a", 3, Role.LEARNER, 1)
+    assert store.incarnations == {"a": (3, Role.LEARNER, 1)}
+
+
+# --- what is served of it ---
+
+
+async def test_a_payload_is_cut_once_and_let_go_when_it_is_replaced():
+    store, (first, _) = store_with()
+    second = next_commit(first, 5)
+    store.commit_round(second, row(second))
+    with ThreadPoolExecutor(1) as store_thread, ThreadPoolExecutor(2) as bulk:
+        publications = Publications(store, store_thread, bulk, "bf16")
+        full = frozenset({"float32"})
+        both = frozenset({"float32", "bf16"})
+        async with (
+            publications.reading(0, second.version, None, both) as one,
+            publications.reading(0, second.version, first.version, both) as two,
+            publications.reading(0, second.version, first.version, full) as three,
+        ):
+            assert (one.encoding, two.encoding, three.encoding) == ("float32", "bf16", "float32")
+            assert two.delta_base == first.version
+            assert one.payload is three.payload
+        assert publications.held_bytes > 4 * 8
+        publications.forget_before(0, Version(1, 3, ""))
+        assert publications.held_bytes == 0
+
+
+async def test_a_reader_that_is_cancelled_leaves_no_pin():
+    store, (first, _) = store_with()
+    gate = asyncio.Event()
+    with ThreadPoolExecutor(1) as store_thread, ThreadPoolExecutor(1) as bulk:
+        publications = Publications(store, store_thread, bulk, "bf16")
+
+        async def read():
+            async with publications.reading(0, first.version, None, frozenset({"float32"})):
+                gate.set()
+                await asyncio.Event().wait()
+
+        early, late = asyncio.create_task(read()), asyncio.create_task(read())
+        await asyncio.sleep(0)
+        early.cancel()
+        await gate.wait()
+        late.cancel()
+        await asyncio.gather(early, late, return_exceptions=True)
+    assert not store._pin_counts
+    assert publications.reading_count == 0
+
+
+# --- buffers and uploads ---
+
+
+def test_buffers_are_reused_and_bounded():
+    pool = BufferPool(100)
+    first = pool.acquire(60)
+    with pytest.raises(PeerError) as refused:
+        pool.acquire(60)
+    assert refused.value.reason is Reason.OVERLOADED
+    first.hold()
+    first.release()
+    assert pool.used_bytes == 60
+    first.release()
+    assert (pool.used_bytes, pool.allocated_bytes) == (0, 60)
+    with pytest.raises(RuntimeError):
+        first.release()
+    again = pool.acquire(60)
+    assert again.data is first.data
+    again.release()
+    pool.acquire(80)  # the free buffer of 60 makes room
+    assert pool.allocated_bytes == 80
+
+
+def header(round_number=1, learner="a", size=16):
+    return ContributionHeader(learner, 1, round_number, 0, Version(1, 1, "x"), 5, 50, 5, 50, 5, size)
+
+
+async def test_a_slot_outlives_its_stream_and_ends_with_its_round():
+    uploads = Uploads(BufferPool(1000))
+    slot = uploads.open(header(), "float32")
+    first = slot.stream
+    assert uploads.open(header(), "float32") is slot
+    assert first.stop_reason == REPLACED
+    assert uploads.owns(slot, slot.stream)
+    assert not uploads.owns(slot, first)
+    other = uploads.open(header(), "bf16")  # says something else: starts over
+    assert other is not slot
+    assert len(uploads) == 1
+    uploads.open(header(2), "float32")
+    uploads.close_round(1, "closed")
+    assert [item.header.round for item in uploads] == [2]
+    assert uploads.pool.used_bytes == 16
+
+
+async def test_an_expired_incarnation_keeps_what_is_whole():
+    uploads = Uploads(BufferPool(1000))
+    whole, part, foreign = (uploads.open(h, "float32") for h in (header(1), header(2), header(1, "b")))
+    whole.complete = True
+    uploads.expire("a", 1, "gone")
+    assert list(uploads) == [whole, foreign]
+    assert part.stream.stop_reason == "gone"
+    uploads.abort("b", 1, 1, "late")
+    assert list(uploads) == [whole]
+
+
+async def test_a_stream_that_waits_for_bytes_is_stopped_at_once():
+    uploads = Uploads(BufferPool(1000))
+    slot = uploads.open(header(), "float32")
+
+    async def wait():
+        try:
+            async with slot.stream.waiting(60):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return slot.stream.stop_reason
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    uploads.abort("a", 1, 1, "the round has closed")
+    assert await asyncio.wait_for(waiting, 5) == "the round has closed"
+    with pytest.raises(TimeoutError):  # and stays so
+        async with slot.stream.waiting(60):
+            await asyncio.sleep(1)
+
+
+# --- the merge ---
+
+
+def test_a_merge_gives_the_outer_step_and_leaves_the_base_alone():
+    state = FragmentState.initial(vector(1.0))
+    segments = fragment_schema(Schema([TensorSpec("w", (8,))]), 1).fragments[0].segments
+    inputs = [MergeInput(vector(0.5).tobytes(), "float32", 2.0), MergeInput(vector(0.5).tobytes(), "float32", 1.0)]
+    result = merge_round(state, inputs, segments, learning_rate=0.5, momentum=0.0, download_encoding="float32")
+    assert np.array_equal(result.state.theta, vector(1.25))
+    assert result.digest == vector_digest(vector(1.25))
+    assert result.finite
+    assert result.delta_payload is None
+    assert result.rda_over_avg == pytest.approx(1.0)
+    assert np.array_equal(state.theta, vector(1.0))
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bf16"])
+def test_a_contribution_is_looked_at_in_its_encoding(encoding):
+    payload = encoding_named(encoding).encode(vector(3.0, 16))
+    assert examine_payload(payload, encoding).norm == pytest.approx(12.0)
+    bad = vector(1.0)
+    bad[3] = np.inf
+    assert "NaN or infinite" in examine_payload(encoding_named(encoding).encode(bad), encoding).problem
+
+
+# --- the export ---
+
+
+def test_the_exported_model_has_every_tensor_and_says_where_it_comes_from(tmp_path):
+    schema = Schema([TensorSpec("a/kernel", (4, 3)), TensorSpec("embed", (6, 2), rule="avg")])
+    fragmentation = fragment_schema(schema, 2)
+    tensors = {
+        spec.name: np.random.default_rng(1).normal(size=spec.shape).astype(np.float32) for spec in schema.tensors
+    }
+    thetas = {fragment.index: gather(fragment, tensors) for fragment in fragmentation.fragments}
+    path = export_model(tmp_path / "out", fragmentation, thetas, {"run_id": "r", "global_step": "7"})
+    with safe_open(path, "numpy") as file:
+        assert file.metadata() == {"run_id": "r", "global_step": "7"}
+        assert {name: file.get_tensor(name).tolist() for name in file.keys()} == {  # noqa: SIM118
+            name: tensor.tolist() for name, tensor in tensors.items()
+        }
+    assert [item.name for item in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    path = export_summary(tmp_path, {"b": 1, "a": {"x": None}})
+    assert json.loads(path.read_text()) == {"a": {"x": None}, "b": 1}
+
+    def fails(aside):
+        aside.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fails)
+    assert json.loads(path.read_text())["b"] == 1
+    assert len(list(tmp_path.iterdir())) == 1
