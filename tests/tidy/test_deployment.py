@@ -10,7 +10,7 @@ from decoupled_diloco.config import RunConfig
 from decoupled_diloco.run_file import resolve_run
 from learner_service.config import EvaluatorDocument, LearnerDocument
 from syncer_service.config import SyncerDocument
-from tests.tidy.source_tree import ROOT
+from tests.tidy.source_tree import PACKAGES, ROOT
 
 COMPOSE = ROOT / "deploy/compose"
 DOCUMENTS = {"syncer": SyncerDocument, "learner": LearnerDocument, "evaluator": EvaluatorDocument}
@@ -71,3 +71,14 @@ def test_prometheus_scrapes_every_process_of_ours() -> None:
     jobs = yaml.safe_load(text)["scrape_configs"]
     targets = {target for job in jobs for config in job["static_configs"] for target in config["targets"]}
     assert targets == {f"{name}:9464" for name in OURS}
+
+
+def test_the_build_context_holds_what_the_dockerfiles_copy() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        word.rstrip("/")
+        for path in sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
+        for line in re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), re.MULTILINE)
+        for word in line.split()[:-1]
+    } - {"."}
+    assert {*copied, *PACKAGES, "LICENSE", "README.md"} == allowed
