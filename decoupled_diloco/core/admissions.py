@@ -57,7 +57,7 @@ class Admissions:
         if old is not None and not old.left and old.role is Role.LEARNER:
             record.gap_seconds = max(0.0, now - old.heard_at)
         record.peer_address, record.software_version = event.peer_address, event.software_version
-        record.based_on_global_step = self.machine.rounds.newest_closed_step
+        record.rebase(self.machine.rounds.newest_closed_step, 0)
         record.cursor = max(record.cursor, self.machine.rounds.pending_cursor(record.slot))
         answer = fx.Admitted(
             learner=record.learner,
@@ -128,8 +128,7 @@ class Admissions:
         record.applied = {fragment: version for fragment, version in event.applied if 0 <= fragment < count}
         record.recovering = record.role is Role.LEARNER and len(record.applied) < count
         self.take_progress(record, event.progress, now)
-        record.based_on_global_step = self.machine.rounds.newest_closed_step
-        record.based_on_local_step = record.progress.local_step
+        record.rebase(self.machine.rounds.newest_closed_step, record.progress.local_step)
         return effects + self._repeat(record, now)
 
     def _repeat(self, record: LearnerRecord, now: float) -> list[fx.Effect]:

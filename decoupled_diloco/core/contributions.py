@@ -120,8 +120,7 @@ class Contributions:
             self.machine.download_average.add(event.download_seconds)
         if record.recovering and len(record.applied) == self.machine.policy.fragment_count:
             record.recovering = False
-            record.based_on_global_step = self.machine.rounds.newest_closed_step
-            record.based_on_local_step = event.local_step
+            record.rebase(self.machine.rounds.newest_closed_step, event.local_step)
             for item in self.machine.rounds.in_order():
                 item.forget_declines(record.learner)
             return [effect for item in self.machine.rounds.in_order() for effect in self.ask(item, record)]
@@ -136,12 +135,17 @@ class Contributions:
         return [self.ask_effect(item, record)]
 
     def ask_effect(self, item: Round, record: LearnerRecord) -> fx.AskContribution:
-        """The ask for a round, with the local step at which it is due (section "round life cycle")."""
+        """The ask for a round, with the local step at which it is due.
+
+        That counts from the round that the learner answered last, but not from before the newest round left OPEN: who
+        answers early is not due early again, or its lead, and with it what the overlap costs, would grow for ever.
+        """
         item.asked.add(record.learner)
         fastest, own = self.machine.fastest_step, record.step_seconds()
         ratio = min(1.0, fastest / own) if fastest and own else 1.0
-        base_step, base_local = record.based_on_global_step, record.based_on_local_step
-        due = 0 if item.final else due_local_step(base_local, item.global_step, base_step, ratio)
+        answered = due_local_step(record.based_on_local_step, item.global_step, record.based_on_global_step, ratio)
+        paced = due_local_step(record.paced_on_local_step, item.global_step, record.paced_on_global_step, ratio)
+        due = 0 if item.final else max(answered, paced)
         return fx.AskContribution(
             record.learner,
             record.incarnation,

@@ -166,7 +166,8 @@ class LearnerMachine:
             return
         self._based_on_global_step = global_step
         for pending in self._asks.values():
-            pending.due_local_step = due_local_step(local_step, pending.ask.global_step, global_step, self.step_ratio)
+            due = due_local_step(local_step, pending.ask.global_step, global_step, self.step_ratio)
+            pending.due_local_step = max(pending.due_local_step, due)
 
     def _on_round_ended(self, event: ev.RoundEnded) -> list[LearnerEffect]:
         effects: list[LearnerEffect] = []

@@ -58,6 +58,10 @@ class LearnerRecord:
     """t(q) of the newest round that it answered or that closed without it."""
     based_on_local_step: int = 0
     """Its local step at that moment."""
+    paced_on_global_step: int = -1
+    """t(q) of the newest round that has left OPEN since it attached."""
+    paced_on_local_step: float = 0.0
+    """Its local step at that moment, with the part of the running step that was done."""
     accounted_tokens: list[int] = field(default_factory=list)
     """Per fragment: this incarnation's tokens whose fate is known."""
     upload_seconds: list[float] = field(default_factory=list)
@@ -75,6 +79,18 @@ class LearnerRecord:
         if self.progress.running_step_seconds is None:
             return 0.0
         return self.progress.running_step_seconds + (now - self.progress_at)
+
+    def rebase(self, global_step: int, local_step: int) -> None:
+        """From now on due steps count from here: it attached, or it has just recovered."""
+        self.based_on_global_step = self.paced_on_global_step = global_step
+        self.based_on_local_step = local_step
+        self.paced_on_local_step = local_step
+
+    def running_step_share(self, now: float) -> float:
+        """How much of its running step is done, 0 to 0.99, as far as the syncer can know."""
+        step = self.step_seconds()
+        age = (self.progress.running_step_seconds or 0.0) + (now - self.progress_at)
+        return min(0.99, max(0.0, age / step)) if step else 0.0
 
     def stalls_at(self, policy: Policy) -> float:
         """The instant from which on it counts as stalled, if nothing more is heard."""

@@ -89,6 +89,11 @@ class RoundSteps:
             took = (view.now - rounds.left_open_at) / self.step_seconds
             self.machine.interval_average.add(policy.interval_steps * took / steps)
         rounds.leave_open(item, pace_at, self.step_seconds, view.now)
+        for record in view.live:
+            record.paced_on_global_step = item.global_step
+            # With the barrier on a learner that has answered makes no step meanwhile.
+            running = 0.0 if policy.barrier else record.running_step_share(view.now)
+            record.paced_on_local_step = record.progress.local_step + running
 
     def _from_grace(self, item: Round, view: View) -> list[fx.Effect]:
         decision = quorum.leave_grace(item, view)

@@ -77,7 +77,7 @@ class Rounds:
 
     def leave_open(self, item: Round, target: float, step_seconds: float | None, now: float) -> None:
         """Notes that a round left OPEN for the first time."""
-        depth = PACE_DEPTH_STEPS * (step_seconds or 0.0)
+        depth = PACE_DEPTH_STEPS * (step_seconds or 0.0) if self.pace_target is not None else 0.0
         self.pace_target, self.pace_step = max(target, now - depth), item.global_step
         self.newest_left_open = max(self.newest_left_open, item.number)
         self.left_open_at = now

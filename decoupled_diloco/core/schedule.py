@@ -34,13 +34,15 @@ def last_round_of(total_steps: int, policy: Policy) -> int:
     return cycle * policy.fragment_count + sum(offset < rest for offset in policy.fragment_offsets)
 
 
-def due_local_step(local_step: int, global_step: int, based_on_global_step: int, pace_ratio: float) -> int:
-    """due_m(r) = s_m + max(1, floor((t(r) - t(q)) * xi_step / xi_m)).
+def due_local_step(local_step: float, global_step: int, based_on_global_step: int, pace_ratio: float) -> int:
+    """due_m(r) = max(s_m + 1, floor(s_m + (t(r) - t(q)) * xi_step / xi_m)).
 
     Args:
-        local_step: s_m, the learner's local step when q was answered or closed.
+        local_step: s_m, the learner's local step when q was answered, left OPEN or closed; with the part of the
+            running step that was done, where that is known.
         global_step: t(r).
         based_on_global_step: t(q) of the newest round that the learner answered or that closed without it.
         pace_ratio: xi_step / xi_m, the step time of the fastest learner over the learner's own, (0, 1].
     """
-    return local_step + max(1, math.floor((global_step - based_on_global_step) * pace_ratio + PACE_TOLERANCE_STEPS))
+    own_steps = (global_step - based_on_global_step) * pace_ratio
+    return max(math.floor(local_step) + 1, math.floor(local_step + own_steps + PACE_TOLERANCE_STEPS))
