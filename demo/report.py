@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,11 @@ def draw(plan: Plan, watch: Watch) -> Path:
 def _draw_quality(axes: Any, plan: Plan, watch: Watch, colours: dict[str, str]) -> None:
     for name in plan.learners:
         seen = [(sample.tokens, sample.learner(name)) for sample in watch.samples]
-        points = [(tokens, learner.loss) for tokens, learner in seen if learner and learner.HasField("loss")]
+        points = [
+            (tokens, learner.loss if learner.state == "live" else math.nan)
+            for tokens, learner in seen
+            if learner and learner.HasField("loss")
+        ]
         if points:
             axes.plot(
                 *zip(*points, strict=True), color=colours[name], lw=0.8, alpha=0.6, label=f"training loss, {name}"

@@ -36,7 +36,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, watch: Watch) -> None:
         """The newest sample."""
