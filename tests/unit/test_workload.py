@@ -93,9 +93,7 @@ def test_a_module_beside_the_run_file_is_found_and_its_optional_members_are_fill
     assert workload.context.options == {"width": 3}  # type: ignore[attr-defined]
 
 
-def test_a_complete_workload_is_handed_back_as_it_is(
-    in_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_workload_is_handed_back_as_it_is(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Complete(Plain, WorkloadDefaults):
         pass
 
@@ -171,9 +169,7 @@ def test_a_workload_error_of_the_factory_reaches_the_user_unchanged(in_folder: P
 
 
 def test_missing_members_are_all_named_at_once(in_folder: Path) -> None:
-    (in_folder / "half.py").write_text(
-        "class Half:\n    def __init__(self, c): ...\n    def init(self, s): ...\n"
-    )
+    (in_folder / "half.py").write_text("class Half:\n    def __init__(self, c): ...\n    def init(self, s): ...\n")
     text = message("half:Half", in_folder)
     assert "without the methods loss, optimizer, learning_rate, data, batch_tokens, evaluate;" in text
 

@@ -106,26 +106,25 @@ def read_documents(file: TextFile, column: str) -> Iterator[str]:
 
 
 def _text_documents(stream: BinaryIO, name: str) -> Iterator[str]:
-    """One document per file, in blocks that end with a line where they can, so that memory stays bounded."""
+    """One document; a large file is several, cut at line ends where there are any, so that memory stays bounded."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, carried = 0, ""
+    offset, text = 0, ""
     while block := stream.read(READ_BLOCK_BYTES):
-        pending = len(decoder.getstate()[0])
-        text = carried + _decoded(decoder, block, name, offset - pending)
+        cut = text.rfind("\n") + 1 or len(text)
+        if cut:
+            yield text[:cut]
+        text = text[cut:] + _decoded(decoder, block, name, offset)
         if offset == 0:
             text = text.removeprefix("\ufeff")
         offset += len(block)
-        cut = text.rfind("\n") + 1 or len(text)
-        if text[:cut]:
-            yield text[:cut]
-        carried = text[cut:]
-    carried += _decoded(decoder, b"", name, offset - len(decoder.getstate()[0]), final=True)
-    if carried:
-        yield carried
+    text += _decoded(decoder, b"", name, offset, final=True)
+    if text:
+        yield text
 
 
 def _decoded(decoder: codecs.IncrementalDecoder, block: bytes, name: str, offset: int, final: bool = False) -> str:
-    """Decodes the next block; `offset` is the place in the file of the first byte that is not yet decoded."""
+    """Decodes the block at a byte offset of the file; the beginning of a character may be left over from before."""
+    offset -= len(decoder.getstate()[0])
     try:
         return decoder.decode(block, final)
     except UnicodeDecodeError as error:

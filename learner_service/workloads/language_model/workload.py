@@ -25,14 +25,8 @@ EVAL_BATCH_TOKENS = 4096
 """Held-out windows are evaluated in batches of about so many tokens, which bounds the memory for logits."""
 
 
-def factory(context: WorkloadContext) -> LanguageModel:
-    """Makes the workload; name it in a run file as "learner_service.workloads.language_model:factory".
-
-    The first call on a machine tokenises the text (seconds per 10 MB).
-
-    Raises:
-        WorkloadError: wrong options, or no usable text.
-    """
+def make(context: WorkloadContext) -> LanguageModel:
+    """Makes the workload, see `learner_service.workloads.language_model.factory`."""
     options = parse_options(LanguageModelOptions, context.options, "the language model")
     return LanguageModel(context, options, load_corpus(options, context.cache_dir))
 
