@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -106,21 +106,30 @@ def test_the_syncers_environment_has_no_model_code(installed: dict[str, Path]) -
 def test_two_steps_of_training_outside_the_repository(installed: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN_FILE)
     (tmp_path / "words.txt").write_text("It was a bright cold day in April, and the clocks were striking.\n\n" * 400)
-    syncer_log, learner_log = tmp_path / "syncer.log", tmp_path / "learner.log"
+    logs = {name: tmp_path / f"{name}.log" for name in ("syncer", "evaluator", "learner")}
+
+    def started(name: str, *flags: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        extra = "syncer" if name == "syncer" else "learner"
+        program = installed[extra] / f"decoupled-diloco-{name}"
+        return process(logs[name], program, "--run-file", "run.toml", *flags)
+
     listen = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "http-listen")]
-    syncer_command = (installed["syncer"] / "decoupled-diloco-syncer", "--run-file", "run.toml", *listen)
-    with process(syncer_log, *syncer_command, "--exit-when-finished", "--output-dir", "output") as syncer:
-        ready = logged(syncer_log, "syncer_ready", syncer)
-        learner_command = (installed["learner"] / "decoupled-diloco-learner", "--run-file", "run.toml")
-        where = ("--syncer", ready["learners"], "--learner-id", "alone", "--cache-dir", "cache")
-        with process(learner_log, *learner_command, *where) as learner:
-            status = run(installed["syncer"] / "syncerctl", "status", "--address", ready["admin"], cwd=tmp_path)
-            assert "wheel" in status
-            assert learner.wait() == 0, learner_log.read_text()[-4000:]
-        assert syncer.wait() == 0, syncer_log.read_text()[-4000:]
+    with started("syncer", *listen, "--output-dir", "output", "--exit-when-finished") as syncer:
+        ready = logged(logs["syncer"], "syncer_ready", syncer)
+        common = ("--syncer", ready["learners"], "--cache-dir", "cache")
+        with started("evaluator", *common, "--output-file", "figures.jsonl") as evaluator:
+            logged(logs["syncer"], "learner_joined", syncer)
+            with started("learner", *common, "--learner-id", "alone") as learner:
+                shown = run(installed["syncer"] / "syncerctl", "status", "--address", ready["admin"], cwd=tmp_path)
+                assert "wheel" in shown
+                for name, running in {"learner": learner, "evaluator": evaluator, "syncer": syncer}.items():
+                    assert running.wait() == 0, logs[name].read_text()[-4000:]
 
     summary = json.loads((tmp_path / "output" / "run_summary.json").read_text())
     assert summary["run"]["global_step"] == 2
+    assert summary["run"]["rounds_committed_count"] >= 2
     (model,) = (tmp_path / "output").glob("*.safetensors")
     with safe_open(model, framework="numpy") as tensors:
         assert tensors.keys()
+    figures = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    assert figures[-1]["bits_per_byte"] > 0

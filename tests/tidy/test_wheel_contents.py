@@ -1,5 +1,6 @@
 """What lands in site-packages: our four packages with their data, and no generic name."""
 
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -36,15 +37,18 @@ def test_everything_in_our_packages_ships(wheel: zipfile.ZipFile) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= sources
 
 
-def test_the_console_scripts_are_declared(wheel: zipfile.ZipFile) -> None:
+def test_the_console_scripts_are_declared_and_lead_somewhere(wheel: zipfile.ZipFile) -> None:
     declared = metadata(wheel, "entry_points.txt")
-    names = {line.split("=")[0].strip() for line in declared.splitlines() if "=" in line}
-    assert names == {
+    scripts = dict(line.split(" = ") for line in declared.splitlines() if "=" in line)
+    assert set(scripts) == {
         "decoupled-diloco-evaluator",
         "decoupled-diloco-learner",
         "decoupled-diloco-syncer",
         "syncerctl",
     }
+    for target in scripts.values():
+        module, function = target.split(":")
+        assert callable(getattr(importlib.import_module(module), function)), target
 
 
 def test_the_licence_is_apache_2(wheel: zipfile.ZipFile) -> None:
