@@ -127,8 +127,10 @@ async def running_syncer(
             admin=str(addresses.admin),
             waits_for="learners",
         )
-        yield RunningSyncer(addresses, parts.serving, parts.overview, parts.telemetry, parts.ending)
-        parts.shut_down()
+        try:
+            yield RunningSyncer(addresses, parts.serving, parts.overview, parts.telemetry, parts.ending)
+        finally:
+            parts.shut_down()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ async def _build(
     tasks.start(driver.run(), "driver")
     tasks.start(telemetry.watch_loop_lag(clock), "event-loop lag")
     tasks.start(ending.run(), "ending", may_finish=True)
+    tasks.start(overview.tell_waits(), "telling what the run waits for")
     return _Parts(serving, overview, telemetry, tasks, ending, stop)
 
 

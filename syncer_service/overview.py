@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
+from decoupled_diloco.core.ids import RunPhase
+from decoupled_diloco.runtime.logs import ChangeLog, get_logger
 from decoupled_diloco.wire.admin import (
     LearnerMessage,
     Plain,
@@ -15,8 +20,13 @@ from decoupled_diloco.wire.admin import (
 from syncer_service.metrics import Figures
 from syncer_service.serving import Serving
 
-PAGE_ROUNDS = 24
+PAGE_ROUNDS: Final = 24
 """Rounds on the status page."""
+
+WAITS_LOOK_SECONDS: Final = 1.0
+"""How often the log looks whether the run waits for learners."""
+
+log = get_logger(__name__)
 
 
 class Overview:
@@ -63,6 +73,16 @@ class Overview:
             "learners": [plain(learner) for learner in self.learners()],
             "rounds": [plain(item) for item in self.rounds(PAGE_ROUNDS)],
         }
+
+    async def tell_waits(self) -> None:
+        """Logs once whenever the run begins to wait for learners, and when it goes on; until it is cancelled."""
+        changes = ChangeLog(log)
+        while True:
+            status = self._machine.status(self._clock.now())
+            waits = status.live_count == 0 and status.phase in (RunPhase.INITIALIZING, RunPhase.RUNNING)
+            changes.note("run_waits" if waits else "run_goes_on", status.reason if waits else status.phase.value)
+            changes.forget("run_goes_on" if waits else "run_waits")
+            await asyncio.sleep(WAITS_LOOK_SECONDS)
 
     def figures(self) -> Figures:
         """All that the metrics read."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
-from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.errors import PeerError, Reason, Recourse
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.v1.syncer_pb2_grpc import SyncerServiceServicer
@@ -255,7 +255,8 @@ class SyncerServicer(SyncerServiceServicer):
         if error.reason is Reason.INTERNAL:
             log.error("call_failed", call=call, learner=learner, exc_info=failure)
         else:
-            log.info("call_refused", call=call, learner=learner, code=error.reason.value, reason=error.text)
+            say = log.info if error.recourse is Recourse.STOP else log.debug
+            say("call_refused", call=call, learner=learner, code=error.reason.value, reason=error.text)
         await status.abort(context, error)
 
 

@@ -53,7 +53,7 @@ async def receive_contribution(serving: Serving, context: Context) -> None:
     try:
         admission = await serving.driver.request(lambda token: ev.ContributionStarted(token, header), fx.Admission)
     except BaseException:
-        if slot is not None:
+        if slot is not None and slot.sink.received_bytes == 0:
             serving.uploads.discard(slot, "the syncer could not decide")
         raise
     if admission.fate is not Fate.ACCEPTED or admission.known:
@@ -62,7 +62,12 @@ async def receive_contribution(serving: Serving, context: Context) -> None:
         serving.metrics.contribution_ended(admission.fate)
         await _answer(context, admission.fate)
         return
-    assert slot is not None
+    if slot is None:  # its round was opened, or its learner admitted, between the two looks
+        reason = "the syncer had no buffer ready; send it again"
+        serving.driver.report(
+            ev.ContributionFailed(header.learner, header.incarnation, header.round, Fate.ABORTED, reason)
+        )
+        raise PeerError(Reason.OVERLOADED, reason)
     await _take(serving, context, slot, bool(message.header.resume))
 
 

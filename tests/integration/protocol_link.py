@@ -147,10 +147,8 @@ class Link:
                     break
                 await call.write(changed)
             await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass  # the syncer has ended the stream; its answer says why
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+        except (asyncio.InvalidStateError, grpc.RpcError):
+            pass  # the syncer has ended the stream; its answer, or its status, says why
         return await self.fate(call)
 
     @staticmethod

@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import structlog
 
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
@@ -43,7 +44,7 @@ async def test_one_learner_dies_and_comes_back_and_nobody_else_stops(tmp_path):
         living = asyncio.create_task(reborn.run())
         await until(running, lambda: machine.participating_count == 2)
         record = machine.membership.learners["b"]
-        assert record.slot == 1
+        assert record.slot == victim.link.joined.slot
         assert record.cursor > 0
         assert stayer.machine.local_step > reborn.machine.local_step
         await until(running, lambda: len(reborn.fates) >= 3)
@@ -116,3 +117,22 @@ async def test_observers_are_told_of_versions_and_never_waited_for(tmp_path):
             published = [event.version for event in seen if isinstance(event, lev.Published)]
             assert set(machine_of(running).versions) <= set(published)
         await watcher.close()
+
+
+async def test_a_run_that_never_began_can_be_finished(tmp_path):
+    async with syncer(tmp_path) as running:
+        finish = lambda token: ev.FinishRequested(token, "nobody came")  # noqa: E731
+        await running.serving.driver.request(finish, type(None))
+        assert await asyncio.wait_for(running.ending.exported, 10) is None
+
+
+async def test_without_learners_the_syncer_says_that_it_waits(tmp_path):
+    with structlog.testing.capture_logs() as lines:
+        config = config_of()
+        async with syncer(tmp_path, config) as running:
+            task = asyncio.create_task(learner(running, config, "a").run())
+            await until(running, lambda: any(line["event"] == "run_goes_on" for line in lines))
+            await ended(task)
+    told = [(line["event"], line["reason"]) for line in lines if line["event"].startswith("run_")]
+    assert told[0] == ("run_waits", "waiting for learners to join")
+    assert told.count(("run_goes_on", "running")) == 1
