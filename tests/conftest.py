@@ -15,6 +15,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 FORBID_SKIPS = os.environ.pop("DECOUPLED_DILOCO_FORBID_SKIPS", "") == "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="store what the scenarios print as what they should print")
+
+
 def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
     if FORBID_SKIPS and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr

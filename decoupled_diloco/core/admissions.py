@@ -70,9 +70,8 @@ class Admissions:
             paused=self.machine.pause_reason is not None,
             initialized=bool(self.machine.versions),
         )
-        text = (
-            f"{record.learner} joined as incarnation {record.incarnation}, slot {record.slot}, cursor {record.cursor}"
-        )
+        place = f"slot {record.slot}, cursor {record.cursor}" if record.role is Role.LEARNER else record.role
+        text = f"{record.learner} joined as incarnation {record.incarnation}, {place}"
         return [*effects, fx.Answer(event.request, answer), fx.Note("learner_joined", text)]
 
     def _refuse_join(self, event: ev.JoinRequested) -> fx.Refusal | None:

@@ -118,6 +118,8 @@ class LearnerRecord:
         if self.recovering:
             return LearnerState.RECOVERING, "fetching published versions"
         if now >= self.stalls_at(policy):
+            if now < self.heard_at + policy.deadlines.stall_seconds:
+                return LearnerState.STALLED, f"in one step for {self.running_step_seconds(now):.1f} s"
             return LearnerState.STALLED, f"silent for {now - self.heard_at:.1f} s"
         if self.deaf:
             return LearnerState.STALLED, "did not answer a last call"

@@ -247,8 +247,8 @@ class RoundSteps:
 
     def _why_absent(self, item: Round, learner: str, now: float) -> str:
         answer = item.answers.get(learner)
-        if answer is not None and answer.text:
-            return answer.text
+        if answer is not None and (answer.text or answer.counts):
+            return answer.text or "its contribution was not merged"
         record = self.machine.membership.learners[learner]
         state, text = record.state(self.machine.policy, now)
         if not record.attached:

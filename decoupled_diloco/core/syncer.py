@@ -73,6 +73,7 @@ class SyncerMachine:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Takes one event in; returns the effects in the order in which the shell carries them out."""
         self._observe(now)
+        self._forgive_standstill(now)
         effects = self._dispatch(event, now)
         effects += self._advance(now)
         return effects
@@ -178,16 +179,13 @@ class SyncerMachine:
             return effects
         for item in self.rounds.in_order():
             item.final = item.final or item.state is RoundState.OPEN
+            effects += [effect for record in live for effect in self.contributions.ask(item, record)]
         step = max(self.global_step - 1, 0)
-        for _ in range(self.policy.fragment_count):
-            fragment = self.rounds.newest_opened % self.policy.fragment_count
-            if fragment in self.rounds.busy_fragments():
+        busy = self.rounds.busy_fragments()
+        for _ in range(self.policy.fragment_count - len(busy)):
+            while self.rounds.newest_opened % self.policy.fragment_count in busy:
                 self.rounds.newest_opened += 1
-            else:
-                effects += self._open_round(now, final_step=step)
-        for item in self.rounds.in_order():
-            for record in self.membership.live():
-                effects += self.contributions.ask(item, record)
+            effects += self._open_round(now, final_step=step)
         return effects
 
     # ---- going on ----------------------------------------------------------------------------------------------------
@@ -297,6 +295,20 @@ class SyncerMachine:
         if self._observed_at is not None and self.phase in (RunPhase.RUNNING, RunPhase.FINISHING) and self.versions:
             self.ledger.observe(max(0.0, now - self._observed_at), self._advancing)
         self._observed_at = now
+
+    def _forgive_standstill(self, now: float) -> None:
+        """A timer that comes late means that this syncer stood still; silence meanwhile is nobody else's."""
+        late = now - self._wake_at if self._wake_at is not None else 0.0
+        if late <= self.policy.deadlines.heartbeat_seconds:
+            return
+        for record in self.membership.learners.values():
+            record.heard_at += late
+            record.progress_at += late
+        for item in self.rounds.under_way.values():
+            item.last_call_until += late
+            for answer in item.answers.values():
+                answer.moved_at += late
+                answer.until += late
 
     def admits(self, learner: str, incarnation: int) -> fx.Refusal | None:
         """Whether a call of this incarnation is welcome; the reason if it is not. Changes nothing."""
