@@ -52,6 +52,9 @@ from syncer_service.web import WebServer
 BULK_THREADS: Final = 2
 """Threads that verify and copy chunks and encode payloads."""
 
+CALLS_MAX: Final = 4096
+"""Calls and streams at once on each gRPC port; gRPC refuses more with RESOURCE_EXHAUSTED."""
+
 LIVENESS_SECONDS: Final = 10.0
 """A driver that has not come round for this long hangs."""
 
@@ -194,7 +197,7 @@ async def _build(
 async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, stack: AsyncExitStack) -> Addresses:
     """Opens the three ports."""
     health = _health(parts.serving, stop, (SYNCER_SERVICE, ADMIN_SERVICE))
-    data, admin = grpc.aio.server(options=SERVER_OPTIONS), grpc.aio.server(options=SERVER_OPTIONS)
+    data, admin = (grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX) for _ in range(2))
     add_syncer_service(SyncerServicer(parts.serving), data)
     add_admin_service(AdminServicer(parts.overview, parts.serving.driver), admin)
     bound = []

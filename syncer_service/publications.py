@@ -119,7 +119,14 @@ class Publications:
         )
         if known is None or _order(known[0]) < _order(commit.version):
             self._cut[key] = (commit.version, future)
+            future.add_done_callback(lambda done: self._drop_failed(key, done))
         return await asyncio.shield(future)
+
+    def _drop_failed(self, key: tuple[int, Form], done: asyncio.Future[CutPayload]) -> None:
+        """The next one who asks tries again."""
+        failed = done.cancelled() or done.exception() is not None
+        if failed and key in self._cut and self._cut[key][1] is done:
+            del self._cut[key]
 
     def forget_before(self, fragment: int, version: Version) -> None:
         """Lets go of the payloads of older versions; who still reads one keeps it."""

@@ -230,9 +230,9 @@ class ProtocolLearner:
             await stream.write(control.report_to_wire(await self._reports.get()))
 
     async def _heartbeat(self) -> None:
-        loss_of = [(theta, target) for theta, target in zip(self.theta, self.target, strict=True)]
         while True:
-            loss = float(np.mean([np.square(theta - target).mean() for theta, target in loss_of]))
+            pairs = zip(self.theta, self.target, strict=True)
+            loss = float(np.mean([np.square(theta - target).mean() for theta, target in pairs]))
             activity = Activity.RECOVER if len(self.machine.applied_versions) < len(self.theta) else Activity.COMPUTE
             progress = ev.Progress(
                 self.machine.local_step,
