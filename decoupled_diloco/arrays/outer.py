@@ -66,30 +66,12 @@ class OuterStep:
     delta_payload: memoryview | None
 
 
-def nesterov_step(
-    theta: FloatVector, momentum: FloatVector, delta: FloatVector, *, learning_rate: float, mu: float
-) -> tuple[FloatVector, FloatVector]:
-    """Steps b <- mu*b + Delta, then Theta <- Theta - lr*(Delta + mu*b); returns the new (theta, momentum).
-
-    Args:
-        theta: global value.
-        momentum: outer momentum b before the step.
-        delta: merged delta, Theta minus the learners (it points uphill, like a derivative).
-        learning_rate: outer learning rate, above 0.
-        mu: momentum coefficient, 0 to below 1.
-    """
-    new_theta, new_momentum = np.empty_like(theta), np.empty_like(momentum)
-    for block in _blocks(theta.size):
-        update = _nesterov_update(momentum[block], delta[block], learning_rate, mu, out=new_momentum[block])
-        np.subtract(theta[block], update, out=new_theta[block])
-    return new_theta, new_momentum
-
-
 def outer_step(
     state: FragmentState, delta: FloatVector, *, learning_rate: float, mu: float, download_encoding: str
 ) -> OuterStep:
     """One Nesterov step, and the new version exactly as holders of the old one will reconstruct it.
 
+    The momentum takes the merged delta, b <- mu*b + Delta, and Theta moves by -lr*(Delta + mu*b).
     With an exact encoding Theta takes the target T = Theta_v + e - lr*(Delta + mu*b) itself and the
     residual is zero. Otherwise d = encode(T - Theta_v), Theta_{v+1} = fl32(Theta_v + d) and e = T -
     Theta_{v+1}: both sides hold the same bits, and what the delta could not express is not lost but part of

@@ -44,25 +44,23 @@ def flats(params: Params, run: Run) -> list[FloatVector]:
     return [gather(fragment, host) for fragment in run.fragmentation.fragments]
 
 
-def diloco(settings: Settings, run: Run) -> list[Any]:
-    """Textbook DiLoCo, per fragment as in Streaming DiLoCo: pytrees of indices, a plain mean, and optax outside."""
+def diloco(settings: Settings, run: Run) -> list[FloatVector]:
+    """Textbook DiLoCo, per fragment as in Streaming DiLoCo: a plain mean of deltas, and optax for the outer step."""
     outer = optax.sgd(settings.lr, momentum=settings.mu, nesterov=True)
-    order = {name: i for i, name in enumerate(initial_params())}
-    sizes = [leaf.size for leaf in initial_params().values()]
-    starts = np.cumsum([0, *sizes])
+    update = jax.jit(outer.update)
+    shapes = {name: leaf.shape for name, leaf in initial_params().items()}
+    ends = np.cumsum([np.prod(shape) for shape in shapes.values()])
     numbers = {
-        name: np.arange(starts[i], starts[i + 1]).reshape(initial_params()[name].shape) for name, i in order.items()
+        name: np.arange(end - np.prod(shape), end).reshape(shape)
+        for (name, shape), end in zip(shapes.items(), ends, strict=True)
     }
     members = [gather(fragment, numbers).astype(int) for fragment in run.fragmentation.fragments]
 
-    def ravel(params: Params) -> Any:
-        return jnp.concatenate([params[name].ravel() for name in order])
-
-    def unravel(vector: Any) -> Params:
-        return {name: vector[number] for name, number in numbers.items()}
+    def ravel(params: Params) -> FloatVector:
+        return np.concatenate([np.asarray(params[name]).ravel() for name in shapes])
 
     theta = ravel(initial_params())
-    outer_states = [outer.init(theta[member]) for member in members]
+    outer_states = [outer.init(jnp.asarray(theta[member])) for member in members]
     models = [initial_params() for _ in settings.seeds]
     moments = [OPTIMIZER.init(model) for model in models]
     for step in range(settings.steps):
@@ -71,17 +69,19 @@ def diloco(settings: Settings, run: Run) -> list[Any]:
             models[m], moments[m] = inner_step(models[m], moments[m], batch(seed, step), rate)
         for index in due_fragments(step, settings):
             member = members[index]
-            outer_delta = jnp.mean(jnp.stack([theta[member] - ravel(model)[member] for model in models]), axis=0)
-            updates, outer_states[index] = outer.update(outer_delta, outer_states[index])
-            theta = theta.at[member].set(optax.apply_updates(theta[member], updates))
-            models = [unravel(ravel(model).at[member].set(theta[member])) for model in models]
-    return [np.asarray(theta[member]) for member in members]
+            vectors = [ravel(model) for model in models]
+            mean = np.mean([theta[member] - vector[member] for vector in vectors], axis=0, dtype=np.float32)
+            updates, outer_states[index] = update(mean, outer_states[index])
+            theta[member] += np.asarray(updates)
+            for m, vector in enumerate(vectors):
+                vector[member] = theta[member]
+                models[m] = {name: jnp.array(vector[number]) for name, number in numbers.items()}
+    return [theta[member] for member in members]
 
 
-@pytest.mark.parametrize("fragment_count", [1, 2, 4])
-@pytest.mark.parametrize(("lr", "mu"), [(0.7, 0.9), (0.6, 0.5)])
+@pytest.mark.parametrize(("fragment_count", "lr", "mu"), [(1, 0.7, 0.9), (1, 0.6, 0.5), (4, 0.7, 0.9)])
 def test_all_learners_in_every_round_is_diloco_and_streaming_diloco(fragment_count: int, lr: float, mu: float) -> None:
-    settings = Settings(seeds=(1, 2, 3), fragment_count=fragment_count, lr=lr, mu=mu, rule=avg_everywhere)
+    settings = Settings(seeds=(1, 2, 3), fragment_count=fragment_count, lr=lr, mu=mu, rule=avg_everywhere, steps=40)
     run = barrier_run(settings)
     for ours, theirs in zip(run.theta, diloco(settings, run), strict=True):
         np.testing.assert_allclose(ours, theirs, **FLOAT32_ROUNDING)

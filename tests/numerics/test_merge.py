@@ -1,5 +1,6 @@
 """The merge against a float64 implementation that is as simple as the formulas."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -91,6 +92,14 @@ def test_a_learner_that_did_not_move_counts_with_its_weight(rule: MergeRule) -> 
     delta, stats = merge([moved, still], [1.0, 3.0], one_segment(2, rule))
     np.testing.assert_allclose(delta, -moved / 4, rtol=1e-7)
     assert stats.norms == (5.0, 0.0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_learner_that_is_absent_does_not_count_at_all(rule: MergeRule) -> None:
+    present = random_uploads(np.random.default_rng(2), 2, 10)
+    absent, _ = merge(present, [1.0, 2.0], one_segment(10, rule))
+    still, _ = merge([*present, np.zeros(10, np.float32)], [1.0, 2.0, 3.0], one_segment(10, rule))
+    np.testing.assert_allclose(still, absent / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -194,6 +203,19 @@ def test_payloads_are_merged_in_their_wire_type_without_a_copy_of_each() -> None
     from_wire, _ = merge(wire, [1.0, 2.0, 3.0], one_segment(500, "rda"))
     from_wide, _ = merge(wide, [1.0, 2.0, 3.0], one_segment(500, "rda"))
     assert from_wire.tobytes() == from_wide.tobytes()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_merge_needs_little_memory_beyond_its_result(rule: MergeRule) -> None:
+    size = 1 << 20
+    uploads = [np.full(size, value, np.float32) for value in (1, 2, 3, 4)]
+    tracemalloc.start()
+    try:
+        merge(uploads, [1.0] * 4, one_segment(size, rule))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * size + 4 * 8 * merge_module.BLOCK_ELEMENTS
 
 
 def test_contributions_are_only_read() -> None:
