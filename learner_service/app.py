@@ -272,6 +272,7 @@ def warm(document: LearnerDocument, out: TextIO) -> int:
     batches = iter(workload.data(0, 0))
     step.compile(params, state, next(batches))
     params = device.warm(params)
+    workload.evaluate(params)
     prepared = clock.now()
     seconds = []
     for _ in range(MEASURED_STEPS):
