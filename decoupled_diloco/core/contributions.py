@@ -141,7 +141,9 @@ class Contributions:
         answers early is not due early again, or its lead, and with it what the overlap costs, would grow for ever.
         """
         item.asked.add(record.learner)
-        fastest, own = self.machine.fastest_step, record.step_seconds()
+        fastest = self.machine.fastest_step
+        # Behind a barrier everybody makes the same steps, whatever they take.
+        own = None if self.machine.policy.barrier else record.step_seconds()
         ratio = min(1.0, fastest / own) if fastest and own else 1.0
         answered = due_local_step(record.based_on_local_step, item.global_step, record.based_on_global_step, ratio)
         paced = due_local_step(record.paced_on_local_step, item.global_step, record.paced_on_global_step, ratio)
