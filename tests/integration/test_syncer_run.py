@@ -40,7 +40,7 @@ async def test_a_run_from_the_first_join_to_the_export(tmp_path, upload, downloa
 
         # What every learner applied has the digest of the version's name.
         for learner in team:
-            assert set(learner.fates.values()) <= {Fate.ACCEPTED, Fate.LATE}
+            assert set(learner.fates.values()) <= {Fate.ACCEPTED, Fate.LATE, Fate.ABORTED}
             assert learner.applied
             assert [digest for _, version, digest in learner.applied] == [v.digest for _, v, _ in learner.applied]
             assert learner.encodings_seen == {"float32", download}
