@@ -21,6 +21,8 @@ from learner_service.workload import WorkloadError
 
 STOP_MARGIN_SECONDS: Final = 10.0
 """A stop that takes longer than the drain and this is forced."""
+SWITCH_SECONDS: Final = 0.0005
+"""How soon the network thread lets the device thread run: neither does anything long in Python."""
 WARM: Final = "warm"
 """The command that prepares data and the compilation cache, and measures a step."""
 
@@ -40,6 +42,7 @@ def _set_up(resolved: Resolved[LearnerDocument]) -> None:
     for warning in resolved.warnings:
         get_logger("learner_service").warning("settings_doubtful", reason=warning)
     tune_malloc()
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _serve(resolved: Resolved[LearnerDocument]) -> int:

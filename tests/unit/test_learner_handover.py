@@ -1,0 +1,173 @@
+"""What the two threads of a learner hand over to each other."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from decoupled_diloco.arrays.device import DeviceCopy, StagedFragment
+from decoupled_diloco.core import learner_events as ev
+from decoupled_diloco.core.ids import Activity, Version
+from decoupled_diloco.core.learner import LearnerMachine
+from decoupled_diloco.core.learner_effects import Hold
+from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.runtime.clock import ManualClock
+from learner_service.activity import ActivityAccount
+from learner_service.handover import Arrived, Handover, Plan, UploadJob
+
+POLICY = Policy(fragment_count=1, interval_steps=4)
+
+
+def version(number: int) -> Version:
+    return Version(1, number, f"digest {number}")
+
+
+def arrived(number: int) -> Arrived:
+    values = np.full(3, number, np.float32)
+    return Arrived(cast(StagedFragment, SimpleNamespace(flat=values)), values)
+
+
+def handover_with(number: int = 1) -> tuple[Handover, ManualClock]:
+    """A hand-over of one fragment whose version `number` was applied."""
+    clock = ManualClock()
+    handover = Handover(LearnerMachine(POLICY), ActivityAccount(Activity.STARTUP, 0.0), clock)
+    handover.start_incarnation(LearnerMachine(POLICY), ())
+    receive(handover, number)
+    boundary(handover)
+    return handover, clock
+
+
+def receive(handover: Handover, number: int) -> None:
+    handover.handle(ev.Published(0, version(number), number))
+    handover.arrive(0, version(number), number, arrived(number))
+
+
+def boundary(handover: Handover) -> Plan:
+    """The device thread's part of a boundary, without devices."""
+    plan = handover.plan()
+    for slot in plan.slots:
+        slot.fill(cast(DeviceCopy, f"copy at {slot.copy.local_step}"))
+    handover.publish(plan)
+    return plan
+
+
+def step(handover: Handover) -> Plan:
+    handover.begin_step()
+    handover.finish_step(10)
+    return boundary(handover)
+
+
+def ask(round_number: int, due: int, base: int = 1) -> ev.Asked:
+    return ev.Asked(round_number, 0, version(base), 4 * round_number, due)
+
+
+def only_job(actions: list[Any]) -> UploadJob:
+    [job] = actions
+    assert isinstance(job, UploadJob)
+    return job
+
+
+def test_a_due_contribution_reaches_the_network_thread_with_its_copy_and_base() -> None:
+    handover, _ = handover_with()
+    handover.take_outbox()
+    handover.handle(ask(1, due=1))
+    step(handover)
+    job = only_job(handover.take_outbox().uploads)
+    assert job.slot.arrays() == "copy at 1"
+    assert list(job.base) == [1, 1, 1]
+    assert handover.take_outbox().uploads == []
+
+
+def test_a_last_call_in_the_middle_of_a_boundary_waits_for_the_copy_that_is_being_taken() -> None:
+    handover, _ = handover_with()
+    handover.handle(ask(1, due=100))
+    handover.begin_step()
+    handover.finish_step(10)
+    plan = handover.plan()
+    job = only_job(handover.handle(ev.LastCalled(1)))
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(job.slot.arrays()))
+    waiting.start()
+    plan.slots[0].fill(cast(DeviceCopy, "copy of this boundary"))
+    waiting.join()
+    assert found == ["copy of this boundary"]
+
+
+def test_a_base_stays_until_its_upload_has_it_and_goes_when_a_newer_version_is_applied() -> None:
+    handover, _ = handover_with()
+    handover.handle(ask(1, due=1))
+    step(handover)
+    receive(handover, 2)
+    assert handover.version(0, version(1)) is not None
+    [job] = handover.take_outbox().uploads
+    step(handover)
+    assert handover.version(0, version(1)) is None
+    assert handover.version(0, version(2)) is not None
+    assert list(job.base) == [1, 1, 1]
+
+
+def test_what_was_under_way_for_an_old_incarnation_is_void_but_versions_that_still_hold_are_kept() -> None:
+    handover, _ = handover_with()
+    handover.handle(ask(1, due=1))
+    handover.begin_step()
+    handover.finish_step(10)
+    plan = handover.plan()
+    newest = handover.start_incarnation(LearnerMachine(POLICY), [ev.Published(0, version(1), 1)])
+    for slot in plan.slots:
+        slot.fill(cast(DeviceCopy, "copy"))
+    handover.publish(plan)
+    assert handover.take_outbox().uploads == []
+    assert list(newest[0].base) == [1, 1, 1]
+    assert handover.version(0, version(1)) is not None
+    assert handover.plan().hold is Hold.RECOVERING
+    assert handover.snapshot().progress.local_step == 0
+
+
+def test_a_version_that_is_no_longer_published_is_dropped_at_a_new_join() -> None:
+    handover, _ = handover_with()
+    handover.start_incarnation(LearnerMachine(POLICY), [ev.Published(0, version(7), 70)])
+    assert handover.version(0, version(1)) is None
+
+
+def test_a_held_device_thread_is_woken_by_whatever_arrives() -> None:
+    handover, _ = handover_with()
+    handover.handle(ev.PauseAsked("lunch"))
+    plan = boundary(handover)
+    assert plan.hold is Hold.PAUSED
+    woken = threading.Event()
+
+    def wait() -> None:
+        handover.wait_for_news(plan)
+        woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    handover.handle(ev.ResumeAsked())
+    thread.join()
+    assert woken.is_set()
+    assert boundary(handover).hold is None
+
+
+def test_a_report_says_where_the_time_went_and_the_mean_loss_since_the_last_one() -> None:
+    handover, clock = handover_with()
+    handover.take_progress()
+    for loss in (1.0, 3.0):
+        handover.begin_step()
+        clock.advance(2.0)
+        handover.add_loss(loss)
+        handover.finish_step(10)
+        clock.advance(0.5)
+        boundary(handover)
+    progress = handover.take_progress()
+    assert (progress.local_step, progress.token_count, progress.loss) == (2, 20, 2.0)
+    assert dict(progress.spans) == {Activity.COMPUTE: 4.0, Activity.SYNC_STALL: 1.0}
+    assert progress.step_seconds == 2.5
+    assert progress.running_step_seconds is None
+    assert progress.network_wait_seconds == 0.0
+    handover.begin_step()
+    clock.advance(7.0)
+    assert handover.take_progress().running_step_seconds == 7.0
+    assert handover.take_progress().loss is None

@@ -1,0 +1,190 @@
+"""Transfers that break, lie, or ask for what is gone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from decoupled_diloco.arrays.digest import vector_digest
+from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.outer import apply_delta
+from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
+from decoupled_diloco.core.ids import Fate, Version
+from decoupled_diloco.core.learner_effects import Copy
+from decoupled_diloco.runtime import channel
+from decoupled_diloco.runtime.logs import get_logger
+from decoupled_diloco.wire.stream import CorruptPayloadError, chunk_message, parse_chunk, payload_digest
+from learner_service.bulk_client import BulkClient, Receipt
+from learner_service.downloader import Downloader, Held, VersionGoneError
+from learner_service.handover import CopySlot, UploadJob
+from learner_service.uploader import NotFiniteError, Sender, Uploader
+
+SIZE = 300_000
+OLD = np.random.default_rng(1).standard_normal(SIZE).astype(np.float32)
+DELTA = encoding_named("bf16").encode(np.random.default_rng(2).standard_normal(SIZE).astype(np.float32))
+NEW = apply_delta(OLD, DELTA, "bf16")
+FIRST, SECOND = Version(1, 1, vector_digest(OLD)), Version(1, 2, vector_digest(NEW))
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel.Backoff, "next_seconds", lambda *_: 0.0)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+class Source:
+    """A syncer's side of downloads: each attempt follows the next script."""
+
+    def __init__(self, *attempts: Callable[[Receipt, Version | None], None]) -> None:
+        self.attempts = list(attempts)
+        self.offsets: list[int] = []
+        self.held: list[Version | None] = []
+
+    async def download(
+        self, fragment: int, version: Version, held: Version | None, receipt: Receipt, **_: object
+    ) -> None:
+        self.offsets.append(receipt.received_bytes)
+        self.held.append(held)
+        self.attempts.pop(0)(receipt, held)
+
+
+def sending(
+    payload: Any, encoding: str, base: Version | None = None, until: int | None = None
+) -> Callable[[Receipt, Version | None], None]:
+    """Sends a payload from where the receipt stands; breaks off at byte `until`."""
+    view = memoryview(payload).cast("B")
+
+    def attempt(receipt: Receipt, _: Version | None) -> None:
+        receipt.open(encoding, base, len(view), 4 * SIZE)
+        assert receipt.sink is not None
+        start, end = receipt.received_bytes, until or len(view)
+        part = parse_chunk(chunk_message(start, view[start:end]))
+        assert part is not None
+        receipt.sink.write(part)
+        if until is not None:
+            raise UnreachableError("UNAVAILABLE", "cut off")
+        receipt.sink.finish(payload_digest(view))
+
+    return attempt
+
+
+def refusing(reason: Reason) -> Callable[[Receipt, Version | None], None]:
+    def attempt(*_: object) -> None:
+        raise PeerError(reason, "no")
+
+    return attempt
+
+
+def downloader(source: Source, executor: ThreadPoolExecutor) -> Downloader:
+    client = cast(BulkClient, source)
+    log = get_logger("test")
+    return Downloader(lambda: client, (SIZE,), executor, lambda _: None, random.Random(1), log)
+
+
+async def test_a_delta_gives_the_syncers_bits(executor: ThreadPoolExecutor) -> None:
+    source = Source(sending(DELTA, "bf16", FIRST))
+    values = await downloader(source, executor).fetch(0, SECOND, Held(FIRST, OLD))
+    assert vector_digest(values) == SECOND.digest
+    assert not values.flags.writeable
+    assert source.held == [FIRST]
+
+
+async def test_a_broken_download_goes_on_where_it_stopped(executor: ThreadPoolExecutor) -> None:
+    source = Source(
+        sending(NEW, "float32", until=1000), refusing(Reason.OVERLOADED), sending(NEW, "float32", until=70_000),
+        sending(NEW, "float32"),
+    )  # fmt: skip
+    values = await downloader(source, executor).fetch(0, SECOND, None)
+    assert vector_digest(values) == SECOND.digest
+    assert source.offsets == [0, 1000, 1000, 70_000]
+
+
+async def test_a_delta_with_another_result_than_the_digest_is_fetched_again_as_a_whole(
+    executor: ThreadPoolExecutor,
+) -> None:
+    wrong = np.array(OLD)
+    wrong[7] += 1
+    source = Source(sending(DELTA, "bf16", FIRST), sending(NEW, "float32"))
+    values = await downloader(source, executor).fetch(0, SECOND, Held(FIRST, wrong))
+    assert vector_digest(values) == SECOND.digest
+    assert source.held == [FIRST, None]
+
+
+async def test_a_delta_to_a_version_that_is_not_held_is_not_applied(executor: ThreadPoolExecutor) -> None:
+    source = Source(sending(DELTA, "bf16", Version(1, 9, "other")), sending(NEW, "float32"))
+    values = await downloader(source, executor).fetch(0, SECOND, Held(FIRST, OLD))
+    assert vector_digest(values) == SECOND.digest
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_FOUND, Reason.SUPERSEDED])
+async def test_a_version_that_is_gone_is_given_up(executor: ThreadPoolExecutor, reason: Reason) -> None:
+    with pytest.raises(VersionGoneError):
+        await downloader(Source(refusing(reason)), executor).fetch(0, SECOND, None)
+
+
+def test_a_header_that_promises_more_than_the_fragment_holds_is_refused() -> None:
+    with pytest.raises(CorruptPayloadError, match="promises"):
+        Receipt().open("float32", None, 1 << 40, 4 * SIZE)
+
+
+class Sink:
+    """A syncer's side of uploads: answers or raises what it is given."""
+
+    def __init__(self, *answers: Fate | Exception) -> None:
+        self.answers = list(answers)
+        self.resumed: list[bool] = []
+        self.payloads: list[bytes] = []
+
+    async def upload(self, header: Any, payload: memoryview, *, resume: bool, **_: object) -> Fate:
+        self.resumed.append(resume)
+        self.payloads.append(bytes(payload))
+        assert header.payload_bytes == len(payload)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def job_of(values: Any) -> UploadJob:
+    slot = CopySlot(Copy(0, FIRST, 5, 50, 2, 20, 7))
+    slot.fill(cast(Any, SimpleNamespace(to_host=lambda: np.array(values, np.float32))))
+    return UploadJob(3, slot, np.ones(3, np.float32), 1)
+
+
+def uploader(sink: Sink, executor: ThreadPoolExecutor, encoding: str = "float32") -> Uploader:
+    client = cast(BulkClient, sink)
+    sender = Sender("a", 1, encoding)
+    return Uploader(lambda: client, sender, executor, lambda _: None, random.Random(1), get_logger("test"))
+
+
+async def test_an_upload_is_repeated_until_its_answer_is_terminal(executor: ThreadPoolExecutor) -> None:
+    broken = UnreachableError("UNAVAILABLE", "gone")
+    full = PeerError(Reason.OVERLOADED, "full", retry_seconds=1.0)
+    sink = Sink(broken, full, Fate.ABORTED, Fate.CORRUPT, Fate.ACCEPTED)
+    assert await uploader(sink, executor).contribute(job_of([2, 3, 4])) is Fate.ACCEPTED
+    assert sink.resumed == [False, True, True, True, True]
+    assert list(np.frombuffer(sink.payloads[-1], np.float32)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fate", [Fate.LATE, Fate.STALE_BASE, Fate.NONFINITE])
+async def test_a_terminal_answer_is_not_argued_with(executor: ThreadPoolExecutor, fate: Fate) -> None:
+    assert await uploader(Sink(fate), executor).contribute(job_of([2, 3, 4])) is fate
+
+
+@pytest.mark.parametrize("values", [[np.nan, 1, 1], [np.inf, 1, 1], [3e38, 1, 1]])
+async def test_what_is_not_finite_is_never_sent(executor: ThreadPoolExecutor, values: list[float]) -> None:
+    sink = Sink()
+    with pytest.raises(NotFiniteError):
+        await uploader(sink, executor, "bf16").contribute(job_of(values))
+    assert sink.payloads == []
