@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,11 +18,12 @@ from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_effects as lfx
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.goodput import ActivityClock
-from decoupled_diloco.core.ids import Activity, Fate, Version
+from decoupled_diloco.core.ids import Activity, Fate
 from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.syncer import SyncerMachine
 from simulator.messages import event_for_learner
+from simulator.transfers import RETRY_SECONDS, Faults, Transfers
 
 TOKENS_PER_STEP = 512
 
@@ -54,12 +56,14 @@ class SimulatedLearner:
     clock: ActivityClock
     incarnation: int = 0
     reachable: bool = True
+    gone: bool = False
+    """It has left, or was refused."""
     running: bool = False
     holding: bool = True
     step_started: float = 0.0
     step_seconds: float | None = None
-    last_seen: float = 0.0
-    uploads: dict[int, ev.ContributionHeader] = field(default_factory=dict)
+    poisoned: bool = False
+    """Its values are not finite until it has recovered."""
     fates: dict[Fate, int] = field(default_factory=dict)
     boundaries: list[lfx.Boundary] = field(default_factory=list)
 
@@ -70,10 +74,18 @@ class World:
     Args:
         policy: the run's policy.
         merge_seconds, commit_seconds: what the syncer needs per round.
-        seed: of all jitter.
+        seed: of everything that is random.
+        faults: what goes wrong with transfers.
     """
 
-    def __init__(self, policy: Policy, merge_seconds: float = 0.0, commit_seconds: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        merge_seconds: float = 0.0,
+        commit_seconds: float = 0.0,
+        seed: int = 0,
+        faults: Faults | None = None,
+    ) -> None:
         self.policy = policy
         self.now = 0.0
         self.syncer = SyncerMachine(policy)
@@ -87,6 +99,9 @@ class World:
         self._request = itertools.count(1)
         self._answers: dict[int, Callable[[object], None]] = {}
         self._timer_at: float | None = None
+        self._inbox: deque[ev.Event] = deque()
+        self._handling = False
+        self._transfers = Transfers(self, faults or Faults())
         self.finished = False
 
     # ---- time --------------------------------------------------------------------------------------------------------
@@ -112,8 +127,21 @@ class World:
 
     # ---- the syncer's shell ------------------------------------------------------------------------------------------
 
+    def draw(self) -> float:
+        """A random number from 0 to 1."""
+        return self._random.random()
+
     def tell_syncer(self, event: ev.Event) -> None:
-        """Hands an event to the syncer's machine now and carries its effects out."""
+        """Hands an event to the syncer's machine now; all effects of one are carried out before the next is handled."""
+        self._inbox.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        self._handling = False
+
+    def _handle(self, event: ev.Event) -> None:
         for effect in self.syncer.handle(event, self.now):
             if self.keep_effects:
                 self.effects.append((self.now, effect))
@@ -156,7 +184,11 @@ class World:
                 self._tell_all(lev.RoundEnded(number, fragment, committed_, members, step))
             case fx.EndRun():
                 self.finished = True
-            case fx.Note() | fx.ChangePolicy() | fx.DiscardInitialParameters() | fx.AbortUpload():
+            case fx.AbortUpload():
+                self._transfers.abort(effect)
+            case fx.ExpireLearner(name, incarnation):
+                self._cut_off(name, incarnation)
+            case fx.Note() | fx.ChangePolicy() | fx.DiscardInitialParameters():
                 pass
             case _:
                 self._tell(effect.learner, effect.incarnation, event_for_learner(effect))
@@ -168,14 +200,20 @@ class World:
     def _tell(self, name: str, incarnation: int, event: lev.LearnerEvent | None) -> None:
         learner = self.learners.get(name)
         if event is not None and learner is not None and learner.reachable:
-            self.after(learner.speed.latency_seconds, lambda: self._arrive(learner, incarnation, event))
+            self.after(learner.speed.latency_seconds, lambda: self.deliver(learner, incarnation, event))
+
+    def _cut_off(self, name: str, incarnation: int) -> None:
+        """A learner whose stream is closed although it runs dials again."""
+        learner = self.learners.get(name)
+        if learner is not None and learner.incarnation == incarnation and learner.reachable and not learner.gone:
+            self.after(RETRY_SECONDS, lambda: self.reconnect(learner) if learner.incarnation == incarnation else None)
 
     # ---- the learners' shells ----------------------------------------------------------------------------------------
 
     def add_learner(self, name: str, speed: Speed) -> SimulatedLearner:
         """Starts a learner now."""
         machine = LearnerMachine(self.policy)
-        learner = SimulatedLearner(name, speed, machine, ActivityClock(Activity.STARTUP, self.now), last_seen=self.now)
+        learner = SimulatedLearner(name, speed, machine, ActivityClock(Activity.STARTUP, self.now))
         self.learners[name] = learner
         self.join(learner)
         self._heartbeat(learner)
@@ -186,8 +224,13 @@ class World:
         learner.machine = LearnerMachine(self.policy)
         learner.clock = ActivityClock(Activity.RECOVER, self.now)
         learner.running, learner.holding, learner.reachable = False, True, True
+        learner.poisoned = learner.gone = False
+        learner.step_seconds = None
 
         def admitted(value: object) -> None:
+            if isinstance(value, fx.Refusal):
+                learner.gone = True
+                return
             assert isinstance(value, fx.Admitted), value
             learner.incarnation = value.incarnation
             learner.machine.cursor = value.cursor
@@ -198,17 +241,27 @@ class World:
     def _attach(self, learner: SimulatedLearner) -> None:
         applied = tuple(learner.machine.applied_versions.items())
         self.tell_syncer(ev.LearnerAttached(learner.name, learner.incarnation, applied, self._progress(learner)))
-        self._boundary(learner)
+        if learner.holding:
+            self._boundary(learner)
 
-    def disconnect(self, learner: SimulatedLearner) -> None:
-        """The network is gone; the learner trains on."""
+    def disconnect(self, learner: SimulatedLearner, noticed: bool = True) -> None:
+        """The network is gone; the learner trains on. `noticed`: the syncer sees the control stream break."""
         learner.reachable = False
-        self.tell_syncer(ev.LearnerDetached(learner.name, learner.incarnation, "partition"))
+        if noticed:
+            self.tell_syncer(ev.LearnerDetached(learner.name, learner.incarnation, "partition"))
 
     def reconnect(self, learner: SimulatedLearner) -> None:
         """The network is back."""
+        if learner.gone or learner.incarnation < 0:
+            return
         learner.reachable = True
+        learner.machine.handle(lev.AttachedAgain())
         self._attach(learner)
+
+    def drain(self, learner: SimulatedLearner) -> None:
+        """The learner was asked to stop: it leaves when its last steps are merged."""
+        self._send(learner, ev.LeavingAnnounced(learner.name, learner.incarnation, "it was asked to stop"))
+        self.deliver(learner, learner.incarnation, lev.DrainAsked("it was asked to stop"))
 
     def kill(self, learner: SimulatedLearner) -> None:
         """The process is gone; `join` starts it again."""
@@ -236,7 +289,8 @@ class World:
         if learner.reachable:
             self.after(learner.speed.latency_seconds, lambda: self.tell_syncer(event))
 
-    def _arrive(self, learner: SimulatedLearner, incarnation: int, event: lev.LearnerEvent) -> None:
+    def deliver(self, learner: SimulatedLearner, incarnation: int, event: lev.LearnerEvent) -> None:
+        """Something arrives at a learner, if it is still there."""
         if learner.incarnation != incarnation or not learner.reachable:
             return
         for effect in learner.machine.handle(event):
@@ -247,17 +301,17 @@ class World:
     def _learner_effect(self, learner: SimulatedLearner, effect: lfx.LearnerEffect) -> None:
         match effect:
             case lfx.Upload():
-                self._upload(learner, effect)
+                self._transfers.upload(learner, effect)
             case lfx.DeclineRound(round_number, reason):
                 self._send(learner, ev.ContributionDeclined(learner.name, learner.incarnation, round_number, reason))
             case lfx.Download(fragment, version):
-                self._download(learner, fragment, version)
+                self._transfers.download(learner, fragment, version)
             case lfx.CancelUpload(round_number):
-                learner.uploads.pop(round_number, None)
+                self._transfers.cancel(learner, round_number)
             case lfx.UploadInitialParameters():
                 self.after(learner.speed.latency_seconds, lambda: self._upload_initial(learner, learner.incarnation))
             case lfx.Leave(reason):
-                left = learner.incarnation
+                left, learner.gone = learner.incarnation, True
                 self.request(lambda number: ev.LearnerLeft(number, learner.name, left, reason), lambda _: None)
 
     def _upload_initial(self, learner: SimulatedLearner, incarnation: int) -> None:
@@ -271,56 +325,11 @@ class World:
             lambda number: ev.InitialFragmentReceived(number, name, incarnation, fragment, digest), lambda _: None
         )
 
-    def _download(self, learner: SimulatedLearner, fragment: int, version: Version) -> None:
-        step = self.syncer.version_steps[fragment]
-        incarnation = learner.incarnation
-        seconds = learner.speed.download_seconds + 2 * learner.speed.latency_seconds
-        self.after(seconds, lambda: self._arrive(learner, incarnation, lev.Downloaded(fragment, version, step)))
-
-    def _upload(self, learner: SimulatedLearner, upload: lfx.Upload) -> None:
-        copy = upload.copy
-        header = ev.ContributionHeader(
-            learner.name,
-            learner.incarnation,
-            upload.round,
-            copy.fragment,
-            copy.base,
-            copy.local_step,
-            copy.total_token_count,
-            copy.step_count,
-            copy.token_count,
-            copy.cursor,
-        )
-        learner.uploads[upload.round] = header
-
-        def started() -> None:
-            if learner.reachable:
-                self.request(lambda number: ev.ContributionStarted(number, header), admitted)
-
-        def admitted(value: object) -> None:
-            assert isinstance(value, fx.Admission)
-            if value.fate is Fate.ACCEPTED:
-                self.after(learner.speed.upload_seconds, received)
-            else:
-                ended(value.fate)
-
-        def received() -> None:
-            if learner.reachable and upload.round in learner.uploads:
-                incarnation = header.incarnation
-                self.request(
-                    lambda n: ev.ContributionReceived(n, learner.name, incarnation, upload.round, True, 1.0), ended
-                )
-
-        def ended(value: object) -> None:
-            assert isinstance(value, Fate)
-            learner.fates[value] = learner.fates.get(value, 0) + 1
-
-        self.after(learner.speed.latency_seconds, started)
-
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _boundary(self, learner: SimulatedLearner) -> None:
         plan = learner.machine.at_boundary()
+        learner.poisoned = learner.poisoned and not plan.restart_optimizer
         learner.boundaries.append(plan) if self.keep_effects else None
         for apply in plan.applies:
             machine = learner.machine
@@ -336,7 +345,7 @@ class World:
             )
             self._send(learner, applied)
         for upload in plan.uploads:
-            self._upload(learner, upload)
+            self._transfers.upload(learner, upload)
         learner.holding = plan.hold is not None
         if plan.hold is None:
             self._start_step(learner)
