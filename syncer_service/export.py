@@ -45,7 +45,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        aside.touch()
+        mode = aside.stat().st_mode  # as the umask wants it; safetensors writes files that only their owner can read
         write(aside)
+        aside.chmod(mode)
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)

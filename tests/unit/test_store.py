@@ -250,6 +250,8 @@ def test_the_exported_model_has_every_tensor_and_says_where_it_comes_from(tmp_pa
             name: tensor.tolist() for name, tensor in tensors.items()
         }
     assert [item.name for item in path.parent.iterdir()] == ["model.safetensors"]
+    (tmp_path / "any").touch()
+    assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
