@@ -6,6 +6,7 @@ Every method raises `PeerError` for what the syncer refused and `UnreachableErro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from decoupled_diloco.arrays.encoding import ENCODINGS, FloatVector, encoding_named
 from decoupled_diloco.core import events as ev
-from decoupled_diloco.core.errors import UnreachableError
+from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.core.ids import Fate, Version
 from decoupled_diloco.core.policy import Deadlines
 from decoupled_diloco.v1 import syncer_pb2 as spb
@@ -126,6 +127,7 @@ class BulkClient:
                 if answer is END:
                     raise await end_of(call)
                 if answer.WhichOneof("answer") == "fate":
+                    await _let_end(call, idle)
                     return fate_from_wire(answer.fate)
                 if sender is None:
                     offset = min(max(answer.wanted_offset, 0), len(payload))
@@ -214,7 +216,14 @@ class BulkClient:
                     raise UnreachableError("ABORTED", "the rest came in another encoding; it starts over")
             elif receipt.sink is not None:
                 receipt.sink.finish(part.trailer.digest)
+                await _let_end(call, idle)
                 return
+
+
+async def _let_end(call: Any, idle: Idle) -> None:
+    """Lets the other end finish the call after its last message: cut off now, it would take that for a fault."""
+    with contextlib.suppress(PeerError, UnreachableError):
+        await step_of(call, call.read(), idle)
 
 
 async def _send(call: Any, payload: memoryview, offset: int, idle: Idle, moved: Moved) -> None:

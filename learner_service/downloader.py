@@ -96,10 +96,10 @@ class Downloader:
                     if error.recourse is Recourse.CATCH_UP:
                         raise VersionGoneError(error.text) from error
                     wait = error.retry_seconds or 0.0
-                    self._tell_broken(fragment, version, receipt, str(error))
+                    self._tell_broken(fragment, version, receipt, str(error), backoff.attempt_count == 0)
                 except UnreachableError as error:
                     wait = 0.0
-                    self._tell_broken(fragment, version, receipt, str(error))
+                    self._tell_broken(fragment, version, receipt, str(error), backoff.attempt_count == 0)
                 await asyncio.sleep(backoff.next_seconds(wait))
 
     async def _verified(self, fragment: int, version: Version, held: Held | None, receipt: Receipt) -> FloatVector:
@@ -112,8 +112,9 @@ class Downloader:
             )
         return values
 
-    def _tell_broken(self, fragment: int, version: Version, receipt: Receipt, reason: str) -> None:
-        self._log.info(
+    def _tell_broken(self, fragment: int, version: Version, receipt: Receipt, reason: str, is_first: bool) -> None:
+        tell = self._log.info if is_first else self._log.debug
+        tell(
             "download_broken",
             fragment=fragment,
             version=str(version),

@@ -85,7 +85,8 @@ class Uploader:
                     return fate
                 wait, reason = 0.0, f"the syncer answered {fate}"
             resume = True
-            self._log.info("upload_broken", round=job.round, fragment=header.fragment, reason=reason)
+            tell = self._log.info if backoff.attempt_count == 0 else self._log.debug
+            tell("upload_broken", round=job.round, fragment=header.fragment, reason=reason)
             await asyncio.sleep(backoff.next_seconds(wait))
 
     async def send_initial(self, fragment: int, values: FloatVector) -> bool:
@@ -102,7 +103,8 @@ class Uploader:
                 wait, reason = error.retry_seconds or 0.0, str(error)
             except UnreachableError as error:
                 reason = str(error)
-            self._log.info("initial_upload_broken", fragment=fragment, reason=reason)
+            tell = self._log.info if backoff.attempt_count == 0 else self._log.debug
+            tell("initial_upload_broken", fragment=fragment, reason=reason)
             await asyncio.sleep(backoff.next_seconds(wait))
 
     def _header(self, job: UploadJob, payload_bytes: int) -> ev.ContributionHeader:
