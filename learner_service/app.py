@@ -236,18 +236,25 @@ def serve(document: LearnerDocument, started_at: float, stop: StopRequest) -> in
                 loop = InnerLoop(workload, step, session, warm_up, settings.step_seconds_min, clock)
                 loop.run(*loop.prepare(params, device))
         except LearnerStoppedError as error:
-            return _stopped(error.cause)
+            return _stopped(error.cause, settings.learner_id)
     log.info("stopped", reason=session.end_reason)
     return ExitCode.OK
 
 
-def _stopped(cause: BaseException) -> int:
+def _stopped(cause: BaseException, learner_id: str) -> int:
     """What becomes of the process when the network thread gave up."""
     if isinstance(cause, PeerError) and cause.reason is Reason.RUN_FINISHED:
         log.info("stopped", reason=cause.text)
         return ExitCode.OK
     if isinstance(cause, PeerError) and cause.reason in OPERATOR_REASONS:
         raise ConfigError(cause.explanation()) from cause
+    if isinstance(cause, PeerError) and cause.reason is Reason.STALE_INCARNATION:
+        raise PeerError(
+            cause.reason,
+            f"a newer process has joined the run as learner {learner_id!r} and took over from this one, which stops. "
+            "If both are meant to train, give each a learner_id of its own",
+            cause.metadata,
+        ) from cause
     if isinstance(cause, PeerError | ConfigError):
         raise cause
     log.error("network_thread_died", error=f"{type(cause).__name__}: {cause}", exc_info=cause)

@@ -1,0 +1,142 @@
+"""The commands: exit codes, messages of one paragraph, signals, and the warm-up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from decoupled_diloco.core.ids import LearnerState, RunPhase
+from tests.integration.syncers import config_of, machine_of, syncer, until
+
+ROOT = Path(__file__).resolve().parents[2]
+SYNTHETIC = {"factory": "learner_service.workloads.synthetic:factory", "options": {"parameter_count": 500}}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One compilation cache for all processes of this file."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def write_run_file(folder: Path, **sections: dict[str, object]) -> Path:
+    """The run file that gives `config_of(**sections)`."""
+    config = config_of(**sections)
+    lines = []
+    for name, text in config.agreed_values().items():
+        lines.append(f"{name} = {text}")
+    path = folder / "run.toml"
+    path.write_text("\n".join(line for line in lines if not line.endswith("= {}")) + "\n")
+    return path
+
+
+async def start(module: str, *arguments: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *map(str, arguments),
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process, seconds: float = 60.0) -> tuple[int, str, str]:
+    async with asyncio.timeout(seconds):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def paragraph(err: str, program: str = "decoupled-diloco-learner") -> str:
+    """What the operator reads: the part of standard error that is no log."""
+    assert "Traceback" not in err
+    [line] = [line for line in err.splitlines() if line.startswith(program)]
+    return line
+
+
+async def test_no_module_of_that_name_is_said_in_one_paragraph(tmp_path, cache):
+    run_file = write_run_file(tmp_path, workload={"factory": "no_such_module:factory"})
+    code, _, err = await ended(await start("learner_service", "--run-file", run_file, "--cache-dir", cache))
+    assert code == 2
+    assert "workload.factory = 'no_such_module:factory'" in paragraph(err)
+
+
+@pytest.mark.slow
+async def test_the_warm_up_prints_the_step_time_and_fills_the_cache(tmp_path, cache):
+    run_file = write_run_file(tmp_path, workload=SYNTHETIC)
+    process = await start("learner_service", "warm", "--run-file", run_file, "--cache-dir", tmp_path / "cache")
+    code, out, err = await ended(process)
+    assert code == 0, err
+    figures = json.loads(out.splitlines()[-1])
+    assert figures["step_seconds"] > 0
+    assert any((tmp_path / "cache" / "xla").iterdir())
+
+
+@pytest.mark.slow
+async def test_two_learners_and_an_evaluator_see_a_run_to_its_end(tmp_path, cache):
+    sections = {"run": {"total_steps": 160, "seed": 1}, "workload": SYNTHETIC, "quorum": {"minimum": 2}}
+    run_file = write_run_file(tmp_path, **sections)
+    async with syncer(tmp_path, config_of(**sections)) as running:
+        common = ("--run-file", run_file, "--cache-dir", cache, "--syncer", running.addresses.data)
+        learners = [
+            await start("learner_service", *common, "--learner-id", name, "--step-seconds-min", 0.03) for name in "ab"
+        ]
+        output = tmp_path / "evaluations.jsonl"
+        evaluator = await start("learner_service.evaluator", *common, "--output-file", output, "--interval-steps", 8)
+        for process in [*learners, evaluator]:
+            code, _, err = await ended(process)
+            assert code == 0, err
+        machine = machine_of(running)
+        assert machine.phase is RunPhase.FINISHED
+        assert machine.evaluation_global_step == 160
+        assert set(machine.evaluation) == {"loss"}
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines[-1]["global_step"] == 160
+    assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+@pytest.mark.slow
+async def test_a_signal_makes_the_learner_leave_in_good_order(tmp_path, cache):
+    sections = {"run": {"total_steps": 0}, "workload": SYNTHETIC}
+    run_file = write_run_file(tmp_path, **sections)
+    async with syncer(tmp_path, config_of(**sections)) as running:
+        arguments = ("--run-file", run_file, "--cache-dir", cache, "--syncer", running.addresses.data)
+        process = await start("learner_service", *arguments, "--learner-id", "a", "--step-seconds-min", 0.02)
+        await until(running, lambda: machine_of(running).rounds.committed_count >= 2)
+        process.send_signal(signal.SIGTERM)
+        code, _, err = await ended(process)
+        assert code == 0, err
+        machine = machine_of(running)
+        state, _ = machine.membership.learners["a"].state(machine.policy, running.serving.clock.now())
+        assert state is LearnerState.LEFT
+
+
+@pytest.mark.slow
+async def test_another_run_file_and_a_newer_process_end_with_their_own_exit_codes(tmp_path, cache):
+    sections = {"run": {"total_steps": 0}, "workload": SYNTHETIC}
+    run_file = write_run_file(tmp_path, **sections)
+    async with syncer(tmp_path, config_of(**sections)) as running:
+        arguments = ("--run-file", run_file, "--cache-dir", cache, "--syncer", running.addresses.data)
+        arguments = (*arguments, "--learner-id", "a", "--step-seconds-min", 0.02)
+        other = await start("learner_service", *arguments, "--set", "outer.momentum=0.1")
+        code, _, err = await ended(other)
+        assert code == 2
+        assert "outer.momentum: syncer 0.5, a 0.1" in paragraph(err)
+
+        old = await start("learner_service", *arguments)
+        await until(running, lambda: machine_of(running).rounds.committed_count >= 1)
+        new = await start("learner_service", *arguments)
+        code, _, err = await ended(old)
+        assert code == 3
+        assert "a newer process has joined the run as learner 'a'" in paragraph(err)
+        new.send_signal(signal.SIGINT)
+        code, _, _ = await ended(new)
+        assert code == 0
