@@ -155,6 +155,13 @@ def test_the_demo_and_a_12b_model_are_even() -> None:
     assert fragment_schema(large, 24).imbalance < 1.05
 
 
+def test_where_one_tensor_is_larger_than_the_mean_the_others_are_spread_evenly() -> None:
+    schema = demo_schema(stacked=True)
+    fragmentation = fragment_schema(schema, 24)
+    assert max(fragmentation.sizes) == max(slice_sizes(schema))
+    assert min(fragmentation.sizes) > 0.7 * schema.size / 24
+
+
 def test_tensors_are_cut_only_if_that_is_needed() -> None:
     even = Schema([TensorSpec(name, (8, 4), rule="avg") for name in "abcd"])
     assert all(piece.is_whole for fragment in fragment_schema(even, 4).fragments for piece in fragment.pieces)
