@@ -1,5 +1,5 @@
 """Everything that touches numbers: schema, fragments, encodings, merge and outer step.
 
-NumPy only, except `tree` and `device`, the learner's side, which need jax. The syncer imports neither of
-the two.
+NumPy only, except `tree`, `placement` and `device`, the learner's side, which need jax. The syncer imports none of
+the three.
 """
