@@ -24,11 +24,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     import jax
@@ -40,8 +39,6 @@ Params = Any
 
 Batch = Any
 """A pytree of arrays with a leading batch axis, as `loss` takes it."""
-
-Item = TypeVar("Item")
 
 
 class WorkloadError(Exception):
@@ -272,30 +269,6 @@ def import_attribute(name: str, field: str) -> object:
             )
         found = getattr(found, part)
     return found
-
-
-def paced(
-    batches: Iterator[Item],
-    step_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], None] = time.sleep,
-) -> Iterator[Item]:
-    """Yields the batches no faster than one per `step_seconds`, to give a learner a known speed.
-
-    A step that takes longer by itself is not made longer, and the time lost is not caught up.
-
-    Args:
-        batches: any workload's `data(...)`.
-        step_seconds: shortest time between two batches, >= 0.
-        clock: monotonic seconds.
-        wait: waits for that many seconds.
-    """
-    earliest = clock()
-    for batch in batches:
-        while (left := earliest - clock()) > 0:
-            wait(left)
-        earliest = clock() + step_seconds
-        yield batch
 
 
 def _imported(module_name: str, name: str, field: str) -> object:

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,15 @@ import numpy as np
 import optax
 from pydantic import Field
 
-from learner_service.workload import MeshLayout, WorkloadContext, WorkloadDefaults, paced
+from learner_service.workload import MeshLayout, WorkloadContext, WorkloadDefaults
 from learner_service.workloads.options import Options, parse_options
 from learner_service.workloads.sharding import fsdp_layout
 
 INPUT_WIDTH = 8
 EVAL_EXAMPLES = 256
 TEACHER_WIDTH = 16
+
+Item = TypeVar("Item")
 
 
 class SyntheticOptions(Options):
@@ -154,6 +156,30 @@ class Synthetic(WorkloadDefaults):
         targets = np.tanh(inputs @ self._teacher_in) @ self._teacher_out
         targets = targets + self.options.noise * generator.standard_normal(number)
         return {"inputs": inputs.astype(np.float32), "targets": targets.astype(np.float32)}
+
+
+def paced(
+    batches: Iterator[Item],
+    step_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[Item]:
+    """Yields the batches no faster than one per `step_seconds`, to give a learner a known speed.
+
+    A step that takes longer by itself is not made longer, and the time lost is not caught up.
+
+    Args:
+        batches: what to yield.
+        step_seconds: shortest time between two batches, >= 0.
+        clock: monotonic seconds.
+        wait: waits for that many seconds.
+    """
+    earliest = clock()
+    for batch in batches:
+        while (left := earliest - clock()) > 0:
+            wait(left)
+        earliest = clock() + step_seconds
+        yield batch
 
 
 def hidden_width(options: SyntheticOptions) -> int:

@@ -17,7 +17,6 @@ from learner_service.workload import (
     WorkloadError,
     default_merge_rule,
     load_workload,
-    paced,
 )
 
 
@@ -178,23 +177,3 @@ def test_embeddings_are_averaged_and_everything_else_keeps_its_radius() -> None:
     assert default_merge_rule("token_embedding", (10, 4)) == MergeRule("avg")
     assert default_merge_rule("Embedder/table", (10, 4)) == MergeRule("avg")
     assert default_merge_rule("layer_00/attention/query", (4, 4)) == MergeRule("rda")
-
-
-def test_pacing_lengthens_short_steps_and_leaves_long_ones_alone() -> None:
-    now = 0.0
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        nonlocal now
-        waits.append(seconds)
-        now += seconds
-
-    batches = paced(itertools.count(5), 1.0, clock=lambda: now, wait=wait)
-    assert next(batches) == 5
-    now += 0.25
-    assert next(batches) == 6
-    now += 3.0
-    assert next(batches) == 7
-    now += 1.0
-    assert next(batches) == 8
-    assert waits == [0.75]
