@@ -228,7 +228,7 @@ def load_workload(factory: str, context: WorkloadContext) -> Workload:
     if not callable(build):
         raise WorkloadError(
             f"workload.factory = {factory!r} names a {type(build).__name__}, which cannot be called; name a "
-            f"function (or class) that takes one WorkloadContext and returns a workload."
+            "function (or class) that takes one WorkloadContext and returns a workload."
         )
     try:
         workload = build(context)
@@ -293,7 +293,7 @@ def _imported(module_name: str, name: str, field: str) -> object:
     except Exception as error:
         raise WorkloadError(
             f"{field} = {name!r}: module {module_name!r} was found but raised {_described(error)} while it "
-            f"was imported; correct the module."
+            "was imported; correct the module."
         ) from error
 
 

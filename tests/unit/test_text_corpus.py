@@ -110,7 +110,7 @@ def test_pieces_end_with_lines_and_never_cross_documents() -> None:
     texts = [prose(seed, 3000) for seed in range(2)] + ["x" * 1000]
     cut = list(pieces(texts, 40_000))
     assert "".join(cut) == "".join(texts)
-    assert max(map(len, cut)) <= corpus_module.PIECE_BYTES_MIN
+    assert max(map(len, cut)) <= corpus_module.PIECE_CHARACTERS_MIN
     borders = {sum(map(len, cut[:index])) for index in range(len(cut) + 1)}
     assert {len(texts[0]), len(texts[0]) + len(texts[1])} <= borders
     assert sum(part.endswith("\n") for part in cut) > 0.9 * (len(cut) - 4)
@@ -140,9 +140,15 @@ def test_empty_text_is_told(tmp_path: Path) -> None:
         load(tmp_path / "empty.txt", tmp_path)
 
 
+def test_half_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "bad: \\ud800"}\n')
+    with pytest.raises(WorkloadError, match=r"document 2 holds half a surrogate pair, '\\ud800', at character 5,"):
+        load(tmp_path / "a.jsonl", tmp_path)
+
+
 def test_a_cache_folder_that_cannot_be_made_is_told(text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(WorkloadError, match=r"The cache folder .*taken.* cannot be made"):
+    with pytest.raises(WorkloadError, match=r"The cache folder .*taken cannot be used \(.*Not a directory"):
         load(text_file, tmp_path / "taken")
 
 

@@ -122,6 +122,8 @@ def test_compressed_files_are_read_by_what_is_in_them(tmp_path: Path) -> None:
 def test_parquet_rows_are_documents(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", text=["one", None, "", "two"], id=[1, 2, 3, 4])
     assert documents(path) == ["one", "two"]
+    parquet.write_table(arrow.table({"text": arrow.array(["one", "two"]).dictionary_encode()}), path)
+    assert documents(path) == ["one", "two"]
 
 
 def test_any_object_with_length_and_items_will_do(monkeypatch: pytest.MonkeyPatch) -> None:

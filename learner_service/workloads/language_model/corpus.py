@@ -1,6 +1,6 @@
 """A text as token numbers on disk: read once, tokenised once per machine, shared by all processes.
 
-The text is cut into *pieces* of at most 64 KiB at line ends; every `heldout_every`-th piece is held out for
+The text is cut into *pieces* of at most 65536 characters at line ends; every `heldout_every`-th piece is held out for
 evaluation, the rest is trained on. Where the cuts fall, what is held out and what the tokenizer looks like
 follow from the text alone, so that every machine that has the same text has the same corpus;
 `Corpus.fingerprint` says so in two digests.
@@ -41,13 +41,13 @@ from learner_service.workloads.language_model.tokenizer import (
 LAYOUT = 1
 """Changes when the files of the cache, or the rules by which they are made, change."""
 
-PIECE_BYTES_MAX = 64 << 10
-PIECE_BYTES_MIN = 256
+PIECE_CHARACTERS_MAX = 64 << 10
+PIECE_CHARACTERS_MIN = 256
 PIECES_WANTED = 200
-"""A small text is cut finer than `PIECE_BYTES_MAX`, so that what is held out comes from all over it."""
+"""A small text is cut finer than `PIECE_CHARACTERS_MAX`, so that what is held out comes from all over it."""
 
-BPE_TRAINING_BYTES = 64 << 20
-"""A BPE is trained on the first so many bytes of the training pieces; more changes it little."""
+BPE_TRAINING_CHARACTERS = 64 << 20
+"""A BPE is trained on the first so many characters of the training pieces; more changes it little."""
 
 ENCODE_BATCH_PIECES = 16
 
@@ -102,18 +102,22 @@ def load_corpus(options: LanguageModelOptions, cache_dir: Path) -> Corpus:
         "vocabulary_size": options.vocabulary_size if options.tokenizer == "bpe" else None,
         "tokenizers": tokenizers.__version__,
     }
-    root = _made_folder(cache_dir / "language_model")
+    root = cache_dir / "language_model"
     folder = root / xxhash.xxh3_128_hexdigest(json.dumps(settings, sort_keys=True).encode())
-    with _one_at_a_time(folder.with_suffix(".lock")):
-        corpus = _cached(folder, text_digest, text_bytes)
-        if corpus is None:
-            _build(folder, source, text_bytes, options, own_tokenizer)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(folder.with_suffix(".lock")):
             corpus = _cached(folder, text_digest, text_bytes)
-    if corpus is None:
+            if corpus is None:
+                _build(folder, source, text_bytes, options, own_tokenizer)
+                corpus = _cached(folder, text_digest, text_bytes)
+        if corpus is None:
+            raise OSError(f"{folder} cannot be read back although it was written just now")
+    except OSError as error:
         raise WorkloadError(
-            f"The tokenised text in {folder} cannot be read back although it was written just now; free "
-            f"some space there, or choose another cache folder."
-        )
+            f"The cache folder {cache_dir} cannot be used ({error}); choose one that this process may write to, "
+            "on a disk with some space left."
+        ) from error
     return corpus
 
 
@@ -124,7 +128,7 @@ def pieces(source: TextSource, text_bytes: int) -> Iterator[str]:
         source: the documents.
         text_bytes: bytes of all documents, from which the size of the pieces follows.
     """
-    size = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, text_bytes // PIECES_WANTED))
+    size = min(PIECE_CHARACTERS_MAX, max(PIECE_CHARACTERS_MIN, text_bytes // PIECES_WANTED))
     for document in source:
         start = 0
         while start < len(document):
@@ -138,8 +142,14 @@ def pieces(source: TextSource, text_bytes: int) -> Iterator[str]:
 def _digest(source: TextSource) -> tuple[str, int]:
     """Digest and bytes of all documents; where one ends counts, how they are spread over files does not."""
     digest, size = xxhash.xxh3_128(), 0
-    for document in source:
-        data = document.encode("utf-8", "surrogatepass")
+    for number, document in enumerate(source, start=1):
+        try:
+            data = document.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise WorkloadError(
+                f"workload.options.text: document {number} holds half a surrogate pair, {document[error.start]!a}, at "
+                f"character {error.start}, which no text has; correct what wrote it, or leave the document out."
+            ) from error
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
         size += len(data)
@@ -174,13 +184,8 @@ def _build(
         }
         (unfinished / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    except OSError as error:
-        if not folder.is_dir():  # on a file system without locks another process may have been first
-            raise WorkloadError(
-                f"The tokenised text cannot be written to {folder} ({error}); free some space there, make "
-                f"it writable, or choose another cache folder."
-            ) from error
+        with contextlib.suppress(OSError):  # another process was first: possible where file locks do not exist
+            unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -191,10 +196,10 @@ def _make_tokenizer(options: LanguageModelOptions, own_tokenizer: bytes | None, 
         return parse_tokenizer(own_tokenizer, f"workload.options.tokenizer = {options.tokenizer!r}")
     if options.tokenizer == "bytes":
         return byte_tokenizer()
-    return train_bpe(_first_bytes(texts, BPE_TRAINING_BYTES), options.vocabulary_size)
+    return train_bpe(_beginning(texts, BPE_TRAINING_CHARACTERS), options.vocabulary_size)
 
 
-def _first_bytes(texts: Iterator[str], limit: int) -> Iterator[str]:
+def _beginning(texts: Iterator[str], limit: int) -> Iterator[str]:
     """The first texts of together about `limit` characters."""
     left = limit
     for text in texts:
@@ -256,17 +261,6 @@ def _mapped(path: Path, dtype: type[np.unsignedinteger], count: int) -> np.ndarr
     if path.stat().st_size != count * np.dtype(dtype).itemsize:
         raise ValueError(f"{path} is not {count} numbers long")
     return np.memmap(path, dtype, "r") if count else np.zeros(0, dtype)
-
-
-def _made_folder(folder: Path) -> Path:
-    """The folder, made if necessary."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkloadError(
-            f"The cache folder {folder} cannot be made ({error}); choose one that this process may write to."
-        ) from error
-    return folder
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class LanguageModelOptions(Options):
         if self.head_count % self.kv_head_count:
             raise ValueError(
                 f"head_count = {self.head_count} is not a multiple of kv_head_count = {self.kv_head_count}; "
-                f"each key and value head serves the same number of query heads"
+                "each key and value head serves the same number of query heads"
             )
         if self.fsdp_device_count and self.batch_size % self.fsdp_device_count:
             raise ValueError(

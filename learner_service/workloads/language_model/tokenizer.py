@@ -122,7 +122,7 @@ def parse_tokenizer(contents: bytes, where: str) -> TextTokenizer:
     except Exception as error:  # the package raises plain Exception
         raise WorkloadError(
             f"{where} is not a Hugging Face tokenizer.json ({' '.join(str(error).split())}); give the "
-            f"tokenizer.json that `tokenizers` or `transformers` saved."
+            "tokenizer.json that `tokenizers` or `transformers` saved."
         ) from error
 
 
