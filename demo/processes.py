@@ -76,7 +76,8 @@ class Processes:
 
     def start_evaluator(self) -> None:
         """Starts the evaluator."""
-        self._start("evaluator", "learner_service.evaluator", ["--interval-steps", "1", *self._participant()])
+        arguments = ["--interval-steps", "1", "--assets-dir", str(self.plan.folder), *self._participant()]
+        self._start("evaluator", "learner_service.evaluator", arguments)
 
     def _participant(self) -> list[str]:
         return ["--syncer", self.addresses.data, "--cache-dir", str(self.cache)]

@@ -121,6 +121,10 @@ class EvaluatorSettings(_ParticipantSettings):
     output_file: FilePath | None = Field(
         default=None, description="File that gets one JSON object a line per evaluation; nothing: none."
     )
+    assets_dir: FilePath | None = Field(
+        default=None,
+        description="Directory that gets what goes with an exported model, for example tokenizer.json; nothing: none.",
+    )
 
 
 class LearnerDocument(RunConfig):

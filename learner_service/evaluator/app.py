@@ -163,6 +163,9 @@ async def serve(document: EvaluatorDocument, stop: StopRequest) -> int:
     settings = document.evaluator
     set_up_jax(settings.cache_path, settings.platform)
     workload = workload_of(document, settings.cache_path, settings.workload_options)
+    if settings.assets_dir is not None:
+        settings.assets_dir.mkdir(parents=True, exist_ok=True)
+        workload.export_assets(settings.assets_dir)
     evaluation = Evaluation(workload, document.run.seed, document.fragments.count)
     join = join_request_of(document, settings.evaluator_id, Role.OBSERVER, evaluation.tree, workload.fingerprint())
     metrics = EvaluatorMetrics(software_version())
