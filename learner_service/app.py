@@ -21,10 +21,10 @@ from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.run_file import resolve_run
 from decoupled_diloco.runtime.channel import Channels, open_channels
 from decoupled_diloco.runtime.clock import Clock, MonotonicClock
-from decoupled_diloco.runtime.config import ConfigError
-from decoupled_diloco.runtime.config_layers import table_layer
+from decoupled_diloco.runtime.config import ConfigError, flat_values
+from decoupled_diloco.runtime.config_layers import Layer, Setting, table_layer
 from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
-from decoupled_diloco.runtime.logs import get_logger
+from decoupled_diloco.runtime.logs import default_logs, get_logger
 from decoupled_diloco.runtime.ports import Address, parse_address
 from decoupled_diloco.runtime.process_settings import CallerTlsSettings
 from decoupled_diloco.runtime.tls import TlsFiles, channel_credentials, server_credentials
@@ -179,17 +179,21 @@ def library_session(
     **settings: object,
 ) -> Session:
     """See `decoupled_diloco.learner`."""
+    run_file, given = None, Layer()
     if isinstance(config, RunConfig):
-        own = {"learner": settings} if not isinstance(config, LearnerDocument) else {}
-        document = LearnerDocument.model_validate(
-            {**{name: getattr(config, name) for name in type(config).model_fields}, **own}
-        )
+        values = flat_values(config).items()
+        given = Layer(tuple(Setting(path, value, "the program") for path, value in values))
+    elif isinstance(config, Mapping):
+        given = table_layer(LearnerDocument, config, "the program")
     else:
-        run_file = Path(config) if isinstance(config, str | Path) else None
-        values = {} if run_file is not None else dict(config)  # type: ignore[arg-type]
-        learner = {**_table(values.get("learner")), **settings}
-        above = table_layer(LearnerDocument, {**values, "learner": learner}, "the program")
-        document = resolve_run(LearnerDocument, run_file=run_file, flags=above).value
+        run_file = Path(config)
+    own = (
+        Setting(("learner", name), value, "the program", is_text=isinstance(value, str))
+        for name, value in settings.items()
+    )
+    flags = Layer((*given.settings, *own), given.problems)
+    document = resolve_run(LearnerDocument, run_file=run_file, flags=flags).value
+    default_logs(document.learner.log_level)
     clock = MonotonicClock()
     session, _ = build_session(
         document,
@@ -201,10 +205,6 @@ def library_session(
         started_at=clock.now(),
     )
     return session
-
-
-def _table(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def serve(document: LearnerDocument, started_at: float, stop: StopRequest) -> int:
@@ -243,9 +243,6 @@ def serve(document: LearnerDocument, started_at: float, stop: StopRequest) -> in
 
 def _stopped(cause: BaseException, learner_id: str) -> int:
     """What becomes of the process when the network thread gave up."""
-    if isinstance(cause, PeerError) and cause.reason is Reason.RUN_FINISHED:
-        log.info("stopped", reason=cause.text)
-        return ExitCode.OK
     if isinstance(cause, PeerError) and cause.reason in OPERATOR_REASONS:
         raise ConfigError(cause.explanation()) from cause
     if isinstance(cause, PeerError) and cause.reason is Reason.STALE_INCARNATION:

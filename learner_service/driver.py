@@ -22,7 +22,7 @@ from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Fragmentation
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
-from decoupled_diloco.core.errors import PeerError, UnreachableError
+from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Decline
 from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.core.learner_effects import CancelUpload, DeclineRound, Download, Leave, UploadInitialParameters
@@ -156,7 +156,10 @@ class LearnerDriver:
         try:
             asyncio.run(self._main())
         except BaseException as error:  # the device thread must hear of whatever ends this one
-            self.failure = error
+            if isinstance(error, PeerError) and error.reason is Reason.RUN_FINISHED:
+                self.end_reason = error.text
+            else:
+                self.failure = error
         finally:
             self._ready.set()
             self._executor.shutdown(wait=False, cancel_futures=True)

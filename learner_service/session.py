@@ -99,7 +99,7 @@ class Session:
         self._losses = LossMeter(parts.handover.add_loss)
         self._initial: dict[int, DeviceCopy] = parts.device.copy(params, range(len(parts.fragmentation.fragments)))
         self._driver = LearnerDriver(parts.network, parts.handover, self._initial_values, parts.metrics, parts.clock)
-        self._params = params
+        self._params: Params | None = params
         self._is_started = False
         self._finished = False
         self._hold: Hold | None = None
@@ -129,6 +129,15 @@ class Session:
         """
         return self._boundary(self._params if params is None else params)
 
+    @property
+    def params(self) -> Params:
+        """The run's parameters, to begin with: what `start()` returns. Only before the first step."""
+        if not self._is_started:
+            self._params = self.start()
+        if self._params is None:
+            raise RuntimeError("params are those to begin with; go on with what step_boundary returned")
+        return self._params
+
     def step_boundary(self, params: Params, *, tokens: int, loss: Any = None) -> Params:
         """To be called after every inner step, with its parameters; returns those to go on with.
 
@@ -145,6 +154,7 @@ class Session:
         """
         if tokens < 1:
             raise ValueError(f"tokens = {tokens}: a step has at least 1")
+        self._params = None
         if loss is None:
             wait_on_cpu(params)
         elif not self._losses.settle(loss):
@@ -224,14 +234,14 @@ class Session:
                 self._parts.metrics.step_seconds.observe(seconds)
             self._note_hold(plan.hold)
             self._finished = self._driver.end_reason is not None
-            self._raise_failure()
+            if not self._finished:
+                self._raise_failure()
             if self._finished:
                 return params
             if plan.hold is None:
                 if not self._is_started:
                     self._is_started = True
                     self._initial.clear()
-                    self._params = None
                 self._handover.begin_step()
                 return params
             self._handover.enter(_ACTIVITY_OF_HOLD[plan.hold])

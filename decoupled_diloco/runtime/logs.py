@@ -89,6 +89,21 @@ def configure_logs(
     _set_levels(level, levels or {})
 
 
+def default_logs(level: str = "info") -> None:
+    """For use as a library: events go to standard error, unless the program has set structlog up by itself.
+
+    Standard logging, which belongs to the program, is not touched.
+
+    Args:
+        level: Least severe level: debug, info, warning or error.
+    """
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+            logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        )
+
+
 _levels_set: set[str] = set()
 
 

@@ -8,11 +8,14 @@ import jax
 import numpy as np
 import pytest
 
+import decoupled_diloco
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import LearnerState, RunPhase
+from decoupled_diloco.runtime.config import ConfigError
 from learner_service.session import LearnerStoppedError
-from tests.integration.learner_threads import Trainee, eventually, figure, start_values, train
+from learner_service.workload import MergeRule
+from tests.integration.learner_threads import Trainee, eventually, figure, pull, start_values, train
 from tests.integration.syncers import config_of, machine_of, syncer, until
 
 STEP = 0.01
@@ -205,3 +208,34 @@ async def test_a_learner_pauses_when_it_was_alone_for_too_long(tmp_path):
     assert a.step_count == count
     a.session.drain("enough")
     await training
+
+
+async def test_the_snippet_of_the_readme(tmp_path):
+    config = config_of(run={"total_steps": 12})
+
+    def train(address):
+        with decoupled_diloco.learner(config, start_values(), learner_id="a", syncer=address) as d:
+            params = d.params
+            while not d.finished:
+                params, loss = pull(params, start_values(1), 0.1)
+                params = d.step_boundary(params, tokens=10, loss=loss)
+        return d
+
+    async with syncer(tmp_path, config) as running:
+        d = await asyncio.to_thread(train, str(running.addresses.data))
+        assert d.finished
+        with pytest.raises(RuntimeError, match="go on with what step_boundary returned"):
+            d.params  # noqa: B018
+        # Whoever comes after the end is told so, and makes no step.
+        late = await asyncio.to_thread(train, str(running.addresses.data))
+        assert late.end_reason.startswith("the run has finished")
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match=r"learner\.learner_name"):
+        decoupled_diloco.learner({}, start_values(), learner_name="a")
+
+
+def test_parameters_that_cannot_be_cut_into_so_many_fragments_are_refused_before_anything_is_sent():
+    with pytest.raises(ConfigError, match=r"fragments\.count = 8 cannot be used"):
+        decoupled_diloco.learner({}, {"w": np.ones(3, np.float32)}, merge_rule=lambda *_: MergeRule("rda"))
