@@ -22,12 +22,14 @@ MOVED_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong with transfers; shares from 0 to 1, drawn from the world's seed."""
+    """What goes wrong; shares from 0 to 1, drawn from the world's seed."""
 
     broken_uploads: float = 0.0
     """Share of the attempts to upload that break half-way."""
     repeated_uploads: float = 0.0
     """Share of the answered contributions that are sent once more, header and bytes."""
+    failed_merges: float = 0.0
+    """Share of the merges that come to nothing, and of the commits that fail."""
 
 
 @dataclass(slots=True, eq=False)

@@ -75,7 +75,7 @@ class World:
         policy: the run's policy.
         merge_seconds, commit_seconds: what the syncer needs per round.
         seed: of everything that is random.
-        faults: what goes wrong with transfers.
+        faults: what goes wrong.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class World:
         self._timer_at: float | None = None
         self._inbox: deque[ev.Event] = deque()
         self._handling = False
-        self._transfers = Transfers(self, faults or Faults())
+        self._faults = faults or Faults()
+        self._transfers = Transfers(self, self._faults)
         self.finished = False
 
     # ---- time --------------------------------------------------------------------------------------------------------
@@ -168,10 +169,11 @@ class World:
                 self._answers.pop(request)(value)
             case fx.StartMerge(round=number, fragment=fragment, base=base):
                 digest = f"{fragment}.{base.number + 1}"
-                done = ev.MergeFinished(number, digest, True, self._merge_seconds)
+                done = ev.MergeFinished(number, digest, not self._fails(), self._merge_seconds)
                 self.after(self._merge_seconds, lambda: self.tell_syncer(done))
             case fx.CommitRound(round=number):
-                committed = ev.CommitFinished(number, self._commit_seconds)
+                failed = ev.CommitFailed(number, "no space left on device")
+                committed = failed if self._fails() else ev.CommitFinished(number, self._commit_seconds)
                 self.after(self._commit_seconds, lambda: self.tell_syncer(committed))
             case fx.CommitInitialParameters():
                 digests = tuple(f"{p}.1" for p in range(self.policy.fragment_count))
@@ -192,6 +194,9 @@ class World:
                 pass
             case _:
                 self._tell(effect.learner, effect.incarnation, event_for_learner(effect))
+
+    def _fails(self) -> bool:
+        return self._faults.failed_merges > 0.0 and self.draw() < self._faults.failed_merges
 
     def _tell_all(self, event: lev.LearnerEvent) -> None:
         for learner in self.learners.values():
@@ -263,6 +268,12 @@ class World:
         self._send(learner, ev.LeavingAnnounced(learner.name, learner.incarnation, "it was asked to stop"))
         self.deliver(learner, learner.incarnation, lev.DrainAsked("it was asked to stop"))
 
+    def leave(self, learner: SimulatedLearner, reason: str = "it was stopped") -> None:
+        """The learner says goodbye and is gone, whatever it had under way."""
+        left, learner.gone = learner.incarnation, True
+        self.request(lambda number: ev.LearnerLeft(number, learner.name, left, reason), lambda _: None)
+        self.kill(learner)
+
     def kill(self, learner: SimulatedLearner) -> None:
         """The process is gone; `join` starts it again."""
         learner.reachable = learner.running = False
@@ -311,8 +322,7 @@ class World:
             case lfx.UploadInitialParameters():
                 self.after(learner.speed.latency_seconds, lambda: self._upload_initial(learner, learner.incarnation))
             case lfx.Leave(reason):
-                left, learner.gone = learner.incarnation, True
-                self.request(lambda number: ev.LearnerLeft(number, learner.name, left, reason), lambda _: None)
+                self.leave(learner, reason)
 
     def _upload_initial(self, learner: SimulatedLearner, incarnation: int) -> None:
         for p in range(self.policy.fragment_count):

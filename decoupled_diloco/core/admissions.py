@@ -174,7 +174,7 @@ class Admissions:
         record.progress, record.progress_at = progress, now
         if progress.activity is Activity.DRAINING and not record.draining:
             record.draining, record.drain_reason = True, "it is leaving"
-        if progress.loss is not None:
+        if progress.loss is not None and math.isfinite(progress.loss):
             record.loss = progress.loss
 
     def on_left(self, event: ev.LearnerLeft, now: float) -> list[fx.Effect]:

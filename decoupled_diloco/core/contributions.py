@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from decoupled_diloco.core import accounts
@@ -116,7 +117,7 @@ class Contributions:
             pending = self.machine.rounds.pending(record.learner, record.incarnation).get(event.fragment)
             cause = "rejected" if record.recovering else cause
             accounts.settle_applied(self.machine.ledger, record, event, cause, pending)
-        if event.download_seconds is not None:
+        if event.download_seconds is not None and 0.0 <= event.download_seconds < math.inf:
             self.machine.download_average.add(event.download_seconds)
         if record.recovering and len(record.applied) == self.machine.policy.fragment_count:
             record.recovering = False
