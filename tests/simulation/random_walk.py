@@ -75,7 +75,7 @@ class Walk:
         self.world.run(until=self.world.now + deadlines.drain_seconds_max + deadlines.lease_seconds + 5.0)
 
     def has_recovered(self) -> bool:
-        """Whether the run has ended, or rounds were committed again once the troubles were over, if enough are there."""
+        """Whether rounds were committed again once the troubles were over, if enough learners are there."""
         machine, policy = self.world.syncer, self.world.policy
         needed = 1 if policy.below_quorum == "degrade" else policy.quorum_minimum
         enough = sum(record.can_answer() for record in machine.membership.live()) >= needed
