@@ -110,7 +110,7 @@ def test_due_by_hand() -> None:
 @bounded
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=60), st.integers(0, 30))
 def test_a_slower_learner_is_never_for_ever_behind(gaps: list[int], slowness: int) -> None:
-    """Answering every round when it is due, it makes no more steps than its speed gives it, but for the least of one."""
+    """Answering every round when it is due, it makes no more steps than its speed gives it (at least one)."""
     ratio = 1.0 / (1.0 + slowness / 10)
     local, step = 0, -1
     for gap in gaps:
