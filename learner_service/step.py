@@ -41,7 +41,7 @@ class InnerStep:
 
     def fresh_state(self, params: Params) -> OptimizerState:
         """A new optimizer state for these parameters, its moments placed like them."""
-        state = self._optimizer.init(params)
+        state = jax.jit(self._optimizer.init)(params)
         if self.layout is None:
             return state
         everywhere = jax.sharding.NamedSharding(self.layout.mesh, jax.sharding.PartitionSpec())

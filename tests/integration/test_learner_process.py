@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -35,17 +36,33 @@ def write_run_file(folder: Path, **sections: dict[str, object]) -> Path:
     return path
 
 
-async def start(module: str, *arguments: object) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *map(str, arguments),
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts a program; what still runs after the test is killed."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(module: str, *arguments: object) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *map(str, arguments),
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
 
 async def ended(process: asyncio.subprocess.Process, seconds: float = 60.0) -> tuple[int, str, str]:
@@ -62,7 +79,7 @@ def paragraph(err: str, program: str = "decoupled-diloco-learner") -> str:
     return line
 
 
-async def test_no_module_of_that_name_is_said_in_one_paragraph(tmp_path, cache):
+async def test_no_module_of_that_name_is_said_in_one_paragraph(tmp_path, cache, start):
     run_file = write_run_file(tmp_path, workload={"factory": "no_such_module:factory"})
     code, _, err = await ended(await start("learner_service", "--run-file", run_file, "--cache-dir", cache))
     assert code == 2
@@ -70,7 +87,7 @@ async def test_no_module_of_that_name_is_said_in_one_paragraph(tmp_path, cache):
 
 
 @pytest.mark.slow
-async def test_the_warm_up_prints_the_step_time_and_fills_the_cache(tmp_path, cache):
+async def test_the_warm_up_prints_the_step_time_and_fills_the_cache(tmp_path, cache, start):
     run_file = write_run_file(tmp_path, workload=SYNTHETIC)
     process = await start("learner_service", "warm", "--run-file", run_file, "--cache-dir", tmp_path / "cache")
     code, out, err = await ended(process)
@@ -81,7 +98,7 @@ async def test_the_warm_up_prints_the_step_time_and_fills_the_cache(tmp_path, ca
 
 
 @pytest.mark.slow
-async def test_two_learners_and_an_evaluator_see_a_run_to_its_end(tmp_path, cache):
+async def test_two_learners_and_an_evaluator_see_a_run_to_its_end(tmp_path, cache, start):
     sections = {"run": {"total_steps": 160, "seed": 1}, "workload": SYNTHETIC, "quorum": {"minimum": 2}}
     run_file = write_run_file(tmp_path, **sections)
     async with syncer(tmp_path, config_of(**sections)) as running:
@@ -104,7 +121,7 @@ async def test_two_learners_and_an_evaluator_see_a_run_to_its_end(tmp_path, cach
 
 
 @pytest.mark.slow
-async def test_a_signal_makes_the_learner_leave_in_good_order(tmp_path, cache):
+async def test_a_signal_makes_the_learner_leave_in_good_order(tmp_path, cache, start):
     sections = {"run": {"total_steps": 0}, "workload": SYNTHETIC}
     run_file = write_run_file(tmp_path, **sections)
     async with syncer(tmp_path, config_of(**sections)) as running:
@@ -120,7 +137,7 @@ async def test_a_signal_makes_the_learner_leave_in_good_order(tmp_path, cache):
 
 
 @pytest.mark.slow
-async def test_another_run_file_and_a_newer_process_end_with_their_own_exit_codes(tmp_path, cache):
+async def test_another_run_file_and_a_newer_process_end_with_their_own_exit_codes(tmp_path, cache, start):
     sections = {"run": {"total_steps": 0}, "workload": SYNTHETIC}
     run_file = write_run_file(tmp_path, **sections)
     async with syncer(tmp_path, config_of(**sections)) as running:
