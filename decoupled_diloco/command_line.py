@@ -104,17 +104,13 @@ def _add_flag(group: argparse._ArgumentGroup, entry: FieldEntry) -> None:
     text = (entry.info.description or "").replace("%", "%%")
     destination = _FLAG_PREFIX + ".".join(entry.path)
     if entry.annotation is bool:
-        group.add_argument(
-            name, dest=destination, action=argparse.BooleanOptionalAction, default=None, help=text
-        )
+        group.add_argument(name, dest=destination, action=argparse.BooleanOptionalAction, default=None, help=text)
     else:
         accepts = expectation(entry.info).replace("%", "%%")
         group.add_argument(name, dest=destination, metavar="VALUE", help=f"{text} Accepts {accepts}.")
 
 
-def load(
-    program: Program[DocumentT], options: argparse.Namespace, environ: Mapping[str, str]
-) -> Resolved[DocumentT]:
+def load(program: Program[DocumentT], options: argparse.Namespace, environ: Mapping[str, str]) -> Resolved[DocumentT]:
     """Resolves all settings.
 
     Args:

@@ -47,9 +47,7 @@ class RunSection(Section):
         default="small",
         description="Set of values below this file; not itself part of what processes agree on.",
     )
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of the initial parameters and of the data order."
-    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial parameters and of the data order.")
     total_steps: int = Field(
         default=1000,
         ge=0,
@@ -71,9 +69,7 @@ class RunSection(Section):
 class FragmentsSection(Section):
     """How the parameters are cut, and how often a fragment is synchronised."""
 
-    count: int = Field(
-        default=_POLICY.fragment_count, ge=1, description="Fragments of the parameters (P), at most H."
-    )
+    count: int = Field(default=_POLICY.fragment_count, ge=1, description="Fragments of the parameters (P), at most H.")
     interval_steps: int = Field(
         default=_POLICY.interval_steps,
         ge=1,
@@ -89,9 +85,7 @@ class FragmentsSection(Section):
 class QuorumSection(Section):
     """When a round may be merged, and what may take part."""
 
-    minimum: int = Field(
-        default=_POLICY.quorum_minimum, ge=1, description="Contributions that must have started (K)."
-    )
+    minimum: int = Field(default=_POLICY.quorum_minimum, ge=1, description="Contributions that must have started (K).")
     grace_share: float = Field(
         default=_POLICY.grace_share,
         ge=0,
@@ -122,18 +116,14 @@ class QuorumSection(Section):
 class OuterSection(Section):
     """The outer optimizer: SGD with Nesterov momentum."""
 
-    learning_rate: float = Field(
-        default=_POLICY.outer_learning_rate, gt=0, description="Outer learning rate."
-    )
+    learning_rate: float = Field(default=_POLICY.outer_learning_rate, gt=0, description="Outer learning rate.")
     momentum: float = Field(default=_POLICY.outer_momentum, ge=0, lt=1, description="Outer momentum (mu).")
 
 
 class EncodingSection(Section):
     """How fragments travel."""
 
-    upload: Literal["float32", "bf16"] = Field(
-        default="bf16", description="Encoding of contributions (deltas)."
-    )
+    upload: Literal["float32", "bf16"] = Field(default="bf16", description="Encoding of contributions (deltas).")
     download: Literal["float32", "bf16"] = Field(
         default="bf16",
         description="bf16: a delta for holders of the previous version, else float32 as for all others.",
@@ -178,9 +168,7 @@ class DeadlinesSection(Section):
     """The one table of deadlines; the syncer hands it out at the join."""
 
     heartbeat_seconds: float = _deadline("heartbeat_seconds", "A learner reports at least this often.")
-    lease_seconds: float = _deadline(
-        "lease_seconds", "A learner that was not heard from for this long is lost."
-    )
+    lease_seconds: float = _deadline("lease_seconds", "A learner that was not heard from for this long is lost.")
     stall_seconds: float = _deadline(
         "stall_seconds", "Nobody waits for a live learner that was silent or inside one step for longer."
     )
@@ -189,18 +177,12 @@ class DeadlinesSection(Section):
         ge=1,
         description="A learner is not stalled before this many of its own step times.",
     )
-    last_call_seconds_max: float = _deadline(
-        "last_call_seconds_max", "Longest wait for answers to a last call."
-    )
-    last_call_seconds_min: float = _deadline(
-        "last_call_seconds_min", "Shortest wait for answers to a last call."
-    )
+    last_call_seconds_max: float = _deadline("last_call_seconds_max", "Longest wait for answers to a last call.")
+    last_call_seconds_min: float = _deadline("last_call_seconds_min", "Shortest wait for answers to a last call.")
     upload_idle_seconds: float = _deadline(
         "upload_idle_seconds", "A started upload that moves no bytes for this long has failed."
     )
-    upload_seconds_min: float = _deadline(
-        "upload_seconds_min", "A started upload may take at least this long."
-    )
+    upload_seconds_min: float = _deadline("upload_seconds_min", "A started upload may take at least this long.")
     initial_parameters_seconds: float = _deadline(
         "initial_parameters_seconds", "Time for the initial parameters, before another learner is asked."
     )
@@ -222,9 +204,7 @@ class DeadlinesSection(Section):
             if getattr(self, name) < 2 * self.heartbeat_seconds:
                 yield Finding((name, "heartbeat_seconds"), f"{name} must last at least 2 heartbeats")
         if self.last_call_seconds_min > self.last_call_seconds_max:
-            yield Finding(
-                ("last_call_seconds_min", "last_call_seconds_max"), "the minimum is above the maximum"
-            )
+            yield Finding(("last_call_seconds_min", "last_call_seconds_max"), "the minimum is above the maximum")
         if self.stall_seconds > self.lease_seconds:
             yield Finding(
                 ("stall_seconds", "lease_seconds"),
@@ -283,9 +263,7 @@ class RunConfig(Section):
     def agreed_values(self) -> dict[str, str]:
         """What all processes must agree on: JSON text by dotted name, without process settings."""
         flat = flat_values(self, RunConfig)
-        return {
-            dotted(path): _canonical(value) for path, value in sorted(flat.items()) if path != PRESET_FIELD
-        }
+        return {dotted(path): _canonical(value) for path, value in sorted(flat.items()) if path != PRESET_FIELD}
 
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the agreed values, 64 lower-case hexadecimal digits."""
@@ -313,9 +291,7 @@ class RunConfig(Section):
             blend_alpha=self.inner.blend_alpha,
             barrier=self.inner.barrier,
             stall_step_factor=self.deadlines.stall_step_factor,
-            deadlines=Deadlines(
-                **{field.name: getattr(self.deadlines, field.name) for field in fields(Deadlines)}
-            ),
+            deadlines=Deadlines(**{field.name: getattr(self.deadlines, field.name) for field in fields(Deadlines)}),
         )
 
 
@@ -330,8 +306,7 @@ def _fragment_findings(config: RunConfig) -> Iterable[Finding]:
     if config.fragments.overlap_steps >= interval:
         yield Finding(
             ("fragments.overlap_steps", "fragments.interval_steps"),
-            "a sync must be over before the next one of the same fragment; make overlap_steps "
-            f"{interval - 1} or less",
+            f"a sync must be over before the next one of the same fragment; make overlap_steps {interval - 1} or less",
         )
     if 0 < config.run.total_steps < interval:
         yield Finding(

@@ -109,9 +109,7 @@ class Channels:
         await self.bulk.close(None)
 
 
-def open_channels(
-    address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = ""
-) -> Channels:
+def open_channels(address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = "") -> Channels:
     """Opens the connections to a server, in the running event loop; nothing is sent before the first call.
 
     Args:
@@ -119,9 +117,7 @@ def open_channels(
         credentials: From `tls.channel_credentials`; None for plaintext, which the settings must have allowed.
         server_name: Name to expect in the server's certificate, where it is not the host.
     """
-    return Channels(
-        open_channel(address, credentials, server_name), open_channel(address, credentials, server_name)
-    )
+    return Channels(open_channel(address, credentials, server_name), open_channel(address, credentials, server_name))
 
 
 def open_channel(

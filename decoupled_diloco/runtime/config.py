@@ -172,15 +172,11 @@ def _nested(settings: Iterable[Setting]) -> dict[str, object]:
                 break
             table = below
         else:
-            table[setting.path[-1]] = (
-                dict(setting.value) if isinstance(setting.value, dict) else setting.value
-            )
+            table[setting.path[-1]] = dict(setting.value) if isinstance(setting.value, dict) else setting.value
     return root
 
 
-def _problem_lines(
-    model: type[BaseModel], given: Mapping[FieldPath, Setting], error: ValidationError
-) -> Iterator[str]:
+def _problem_lines(model: type[BaseModel], given: Mapping[FieldPath, Setting], error: ValidationError) -> Iterator[str]:
     for details in error.errors():
         location = tuple(str(part) for part in details["loc"])
         if details["type"] == "contradiction":
@@ -220,9 +216,7 @@ def _closest(given: Mapping[FieldPath, Setting], location: FieldPath) -> tuple[F
     return (), None
 
 
-def _finding_line(
-    prefix: FieldPath, finding: Finding, source: object, given: Mapping[FieldPath, Setting]
-) -> str:
+def _finding_line(prefix: FieldPath, finding: Finding, source: object, given: Mapping[FieldPath, Setting]) -> str:
     parts = []
     for name in finding.fields:
         path = (*prefix, *name.split("."))
@@ -231,17 +225,13 @@ def _finding_line(
     return f"{', '.join(parts)}: {finding.text}"
 
 
-def _value_and_origin(
-    path: FieldPath, source: object, given: Mapping[FieldPath, Setting]
-) -> tuple[object, str]:
+def _value_and_origin(path: FieldPath, source: object, given: Mapping[FieldPath, Setting]) -> tuple[object, str]:
     """A field's value: as given, else its default. `source` is the model class, or the valid model."""
     if setting := given.get(path):
         return setting.value, setting.origin
     if isinstance(source, type) and issubclass(source, BaseModel):
         entry = find_field(source, path)
-        return (
-            entry.info.get_default(call_default_factory=True) if entry is not None else None
-        ), DEFAULT_ORIGIN
+        return (entry.info.get_default(call_default_factory=True) if entry is not None else None), DEFAULT_ORIGIN
     for name in path:
         source = getattr(source, name)
     return source, DEFAULT_ORIGIN

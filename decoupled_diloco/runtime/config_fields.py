@@ -85,9 +85,7 @@ def find_field(model: type[BaseModel], path: FieldPath) -> FieldEntry | None:
         below = section_class(info.annotation)
         if below is None:
             is_end = position == len(path) - 1
-            return (
-                FieldEntry(path[: position + 1], info) if is_end or is_free_table(info.annotation) else None
-            )
+            return FieldEntry(path[: position + 1], info) if is_end or is_free_table(info.annotation) else None
         model = below
     return None
 

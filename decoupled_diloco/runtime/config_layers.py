@@ -69,17 +69,13 @@ def table_layer(
         if find_field(model, path) is not None:
             settings.append(Setting(path, value, place))
         elif is_section(model, path):
-            problems.append(
-                f"{dotted(path)} = {value!r} ({place}): this is a section; write [{dotted(path)}]"
-            )
+            problems.append(f"{dotted(path)} = {value!r} ({place}): this is a section; write [{dotted(path)}]")
         else:
             problems.append(f"{dotted(path)} ({place}): there is no such setting{suggestion(model, path)}")
     return Layer(tuple(settings), tuple(problems))
 
 
-def _walk(
-    model: type[BaseModel], table: Mapping[str, object], prefix: FieldPath
-) -> Iterator[tuple[FieldPath, object]]:
+def _walk(model: type[BaseModel], table: Mapping[str, object], prefix: FieldPath) -> Iterator[tuple[FieldPath, object]]:
     """The values of nested tables: down into sections and free tables, up to fields and unknown names."""
     for name, value in table.items():
         path = (*prefix, name)

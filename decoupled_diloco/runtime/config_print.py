@@ -44,9 +44,7 @@ def _in_printing_order(model: type[BaseModel]) -> list[FieldEntry]:
     """Section by section; in each the free tables last, because TOML cannot return to a table."""
     entries = list(leaf_fields(model))
     sections = list(dict.fromkeys(entry.path[:-1] for entry in entries))
-    return sorted(
-        entries, key=lambda entry: (sections.index(entry.path[:-1]), is_free_table(entry.annotation))
-    )
+    return sorted(entries, key=lambda entry: (sections.index(entry.path[:-1]), is_free_table(entry.annotation)))
 
 
 def _comment(entry: FieldEntry) -> Iterator[str]:
@@ -82,11 +80,7 @@ def toml_value(value: object) -> str:
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{toml_key(str(key))} = {toml_value(below)}" for key, below in value.items())
-            + "}"
-        )
+        return "{" + ", ".join(f"{toml_key(str(key))} = {toml_value(below)}" for key, below in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     raise TypeError(f"{type(value).__name__} has no TOML form")
@@ -101,11 +95,7 @@ def settings_table(model: type[BaseModel]) -> str:
     rows = ["| setting | accepts | default | meaning |", "|---|---|---|---|"]
     for entry in leaf_fields(model):
         default = entry.info.get_default(call_default_factory=True) if not entry.info.is_required() else None
-        shown = (
-            "required"
-            if entry.info.is_required()
-            else ("" if default is None else f"`{toml_value(default)}`")
-        )
+        shown = "required" if entry.info.is_required() else ("" if default is None else f"`{toml_value(default)}`")
         sentence = (entry.info.description or "").replace("|", "\\|")
         rows.append(f"| `{dotted(entry.path)}` | {expectation(entry.info)} | {shown} | {sentence} |")
     return "\n".join(rows) + "\n"

@@ -82,9 +82,7 @@ class Health:
         return health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-_Context: TypeAlias = (
-    "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
-)
+_Context: TypeAlias = "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
 
 
 class _AskingServicer(health.aio.HealthServicer):  # type: ignore[misc, name-defined]  # not in the stubs

@@ -227,9 +227,7 @@ class TaskSupervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def start_thread(
-    work: Callable[[], None], name: str, stop: StopRequest, logger: EventLogger
-) -> threading.Thread:
+def start_thread(work: Callable[[], None], name: str, stop: StopRequest, logger: EventLogger) -> threading.Thread:
     """Runs a function in a daemon thread; an exception takes the process down."""
 
     def run() -> None:
@@ -245,7 +243,5 @@ def start_thread(
 
 def fail(stop: StopRequest, logger: EventLogger, where: str, error: BaseException) -> None:
     """Logs a fault of this process with its traceback and asks the process to stop with `ExitCode.FAILED`."""
-    logger.error(
-        "background_work_died", where=where, error=f"{type(error).__name__}: {error}", exc_info=error
-    )
+    logger.error("background_work_died", where=where, error=f"{type(error).__name__}: {error}", exc_info=error)
     stop.request(f"{where} died: {type(error).__name__}: {error}", ExitCode.FAILED)

@@ -70,9 +70,7 @@ def listen_error(address: Address, setting: str, cause: BaseException | str) -> 
             f"choose another port (port 0 takes any free one)"
         )
     if number == errno.EACCES or "permission denied" in text.lower():
-        return ConfigError(
-            f'{setting} = "{address}": this user may not listen on port {address.port}; use one >= 1024'
-        )
+        return ConfigError(f'{setting} = "{address}": this user may not listen on port {address.port}; use one >= 1024')
     if number == errno.EADDRNOTAVAIL or "cannot assign requested address" in text.lower():
         return ConfigError(
             f'{setting} = "{address}": this machine has no such address; use 0.0.0.0:{address.port} for '
@@ -88,9 +86,7 @@ def check_listenable(address: Address, setting: str) -> None:
         ConfigError: With the reason and what to change.
     """
     try:
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, target = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -53,16 +53,12 @@ class CallerTlsSettings(Section):
         default=None,
         description="PEM file with the authorities that may sign the server's certificate; turns TLS on.",
     )
-    tls_system_roots: bool = Field(
-        default=False, description="Turns TLS on with the authorities of the system."
-    )
+    tls_system_roots: bool = Field(default=False, description="Turns TLS on with the authorities of the system.")
     tls_certificate: FilePath | None = Field(
         default=None,
         description="PEM file with the own certificate, where the server wants one (mutual TLS).",
     )
-    tls_key: FilePath | None = Field(
-        default=None, description="PEM file with the private key of tls_certificate."
-    )
+    tls_key: FilePath | None = Field(default=None, description="PEM file with the private key of tls_certificate.")
     tls_server_name: str = Field(
         default="",
         description="Name to expect in the server's certificate, where it differs from the dialled host.",
@@ -85,9 +81,7 @@ class CallerTlsSettings(Section):
         if (self.tls_certificate is None) != (self.tls_key is None):
             yield Finding(("tls_certificate", "tls_key"), "are needed together")
         if self.tls_certificate is not None and not self.uses_tls:
-            yield Finding(
-                ("tls_certificate",), "has no use without TLS; give --tls-ca FILE or --tls-system-roots too"
-            )
+            yield Finding(("tls_certificate",), "has no use without TLS; give --tls-ca FILE or --tls-system-roots too")
         if self.uses_tls or self.insecure:
             return
         ways_out = (

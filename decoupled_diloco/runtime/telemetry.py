@@ -139,9 +139,7 @@ class Telemetry:
         metric = Gauge(f"{self._prefix}_{name}", text, labels, registry=self.registry)
         return Labelled(metric, self._bounds_of(labels))
 
-    def labelled_histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Labelled[Histogram]:
+    def labelled_histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Labelled[Histogram]:
         """A histogram with bounded labels."""
         metric = Histogram(f"{self._prefix}_{name}", text, labels, buckets=buckets, registry=self.registry)
         return Labelled(metric, self._bounds_of(labels))

@@ -46,9 +46,7 @@ class TlsFiles:
         """
         problems = []
         if (self.certificate is None) != (self.key is None):
-            given, absent = (
-                ("tls_certificate", "tls_key") if self.key is None else ("tls_key", "tls_certificate")
-            )
+            given, absent = ("tls_certificate", "tls_key") if self.key is None else ("tls_key", "tls_certificate")
             problems.append(
                 f"{self.section}.{given} is given without {self.section}.{absent}; both are needed together"
             )
@@ -74,9 +72,7 @@ class TlsFiles:
                 what = "is not the key of that certificate; give the pair that belongs together"
             else:
                 what = f"cannot be loaded ({error.reason or error}); both must be PEM, without a passphrase"
-            return [
-                f'{self.section}.tls_key = "{key}", {self.section}.tls_certificate = "{certificate}": {what}'
-            ]
+            return [f'{self.section}.tls_key = "{key}", {self.section}.tls_certificate = "{certificate}": {what}']
         return []
 
 

@@ -89,9 +89,7 @@ def error_of(failure: BaseException | Refusal) -> PeerError:
         return PeerError(Reason.CORRUPT, str(failure))
     if isinstance(failure, NotImplementedError):
         return PeerError(Reason.UNIMPLEMENTED, str(failure) or "this release does not have it")
-    return PeerError(
-        Reason.INTERNAL, f"{type(failure).__name__}; the log of the called process has the story"
-    )
+    return PeerError(Reason.INTERNAL, f"{type(failure).__name__}; the log of the called process has the story")
 
 
 def to_status(error: PeerError) -> status_pb2.Status:

@@ -52,9 +52,7 @@ def test_every_preset_is_valid() -> None:
 
 
 def test_an_unknown_preset_names_those_that_exist() -> None:
-    assert problems_of("run.preset=big") == (
-        'run.preset = "big" (flag --set run.preset): must be one of small, paper',
-    )
+    assert problems_of("run.preset=big") == ('run.preset = "big" (flag --set run.preset): must be one of small, paper',)
 
 
 def test_the_environment_names_the_run_file_and_overrides_it(tmp_path: Path) -> None:

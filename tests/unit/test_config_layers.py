@@ -28,12 +28,8 @@ class Oven(Section):
     degrees: float = Field(default=180.0, gt=0, le=300, description="Temperature | of the air.")
     minutes: int = Field(default=45, ge=1, description="How long.")
     fan: bool = Field(default=False, description="Whether the fan runs.")
-    racks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=("middle",), description="Which racks."
-    )
-    recipe: Annotated[Path | None, Field(strict=False)] = Field(
-        default=None, description="File of the recipe."
-    )
+    racks: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=("middle",), description="Which racks.")
+    recipe: Annotated[Path | None, Field(strict=False)] = Field(default=None, description="File of the recipe.")
 
     def findings(self) -> Iterable[Finding]:
         if self.degrees > 250 and self.minutes > 60:
@@ -88,9 +84,7 @@ def problems_of(
 
 def test_each_layer_wins_over_the_one_below_and_keeps_its_origin(tmp_path: Path) -> None:
     file = '[oven]\npreset = "fast"\nfan = true\n\n[dough]\nflour = "oat"\n'
-    resolved = bread(
-        tmp_path, file, {"BREAD_DOUGH__FLOUR": "corn", "BREAD_OVEN__FAN": "off"}, ["dough.flour=wheat"]
-    )
+    resolved = bread(tmp_path, file, {"BREAD_DOUGH__FLOUR": "corn", "BREAD_OVEN__FAN": "off"}, ["dough.flour=wheat"])
     value = resolved.value
     assert (value.oven.degrees, value.oven.minutes, value.oven.fan, value.dough.flour) == (
         230.0,
@@ -143,9 +137,7 @@ def test_keys_of_a_free_table_come_from_any_layer(tmp_path: Path) -> None:
 
 def test_all_problems_come_together_each_with_field_value_origin_and_what_is_right(tmp_path: Path) -> None:
     file = "[oven]\ndegrees = 900\nfan = 1\nminutes = 2.5\n"
-    problems = problems_of(
-        tmp_path, file, {"BREAD_DOUGH__FLOUR": "RYE"}, ["oven.preset=medium", "oven.racks=3x"]
-    )
+    problems = problems_of(tmp_path, file, {"BREAD_DOUGH__FLOUR": "RYE"}, ["oven.preset=medium", "oven.racks=3x"])
     assert problems == (
         'oven.preset = "medium" (flag --set oven.preset): must be one of slow, fast',
         "oven.degrees = 900 (file bread.toml line 2): must be a number > 0 and <= 300",
@@ -166,19 +158,10 @@ def test_unknown_keys_are_errors_that_suggest_the_likely_one(tmp_path: Path) -> 
     file = "[oven]\ndegree = 1\nflour = 'rye'\n[ovn]\nfan = true\n[dough]\nx = 1\n"
     environ = {"BREAD_OVEN__MINUTE": "1", "BREAD_OVEN": "1"}
     problems = problems_of(tmp_path, file, environ, ["oven.fan.speed=1", "zzz=1", "minutes"])
-    assert (
-        problems[0]
-        == 'oven.degree (file bread.toml line 2): there is no such setting; did you mean "oven.degrees"?'
-    )
-    assert (
-        problems[1]
-        == 'oven.flour (file bread.toml line 3): there is no such setting; did you mean "dough.flour"?'
-    )
+    assert problems[0] == 'oven.degree (file bread.toml line 2): there is no such setting; did you mean "oven.degrees"?'
+    assert problems[1] == 'oven.flour (file bread.toml line 3): there is no such setting; did you mean "dough.flour"?'
     assert problems[2].startswith("ovn (file bread.toml line 4): there is no such setting; did you mean")
-    assert (
-        problems[3]
-        == "dough.x (file bread.toml line 7): there is no such setting; [dough] has: flour, extras"
-    )
+    assert problems[3] == "dough.x (file bread.toml line 7): there is no such setting; [dough] has: flour, extras"
     assert problems[4].startswith("oven (environment BREAD_OVEN): there is no such setting")
     assert problems[5].startswith("oven.minute (environment BREAD_OVEN__MINUTE)")
     assert problems[6].startswith("oven.fan.speed (flag --set oven.fan.speed)")
@@ -241,9 +224,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_problem(tmp_path: Path, content
 
 
 def test_a_file_that_is_missing_or_a_directory_is_named(tmp_path: Path) -> None:
-    assert file_layer(Bread, tmp_path / "no.toml").problems == (
-        f"file {tmp_path}/no.toml: there is no such file",
-    )
+    assert file_layer(Bread, tmp_path / "no.toml").problems == (f"file {tmp_path}/no.toml: there is no such file",)
     assert "cannot be read" in file_layer(Bread, tmp_path).problems[0]
 
 
@@ -262,8 +243,7 @@ def test_the_printed_form_read_back_gives_the_same_values_and_names_origins(tmp_
     text = print_config(Resolved(first.value, first.origins))
     assert "# Temperature | of the air." in text
     assert any(
-        line.startswith("degrees = 1e-05 ") and line.endswith("# flag --set oven.degrees")
-        for line in text.splitlines()
+        line.startswith("degrees = 1e-05 ") and line.endswith("# flag --set oven.degrees") for line in text.splitlines()
     )
     assert bread(tmp_path, text).value == first.value
     assert tomllib.loads(text)["oven"]["recipe"] == "/tmp/r"

@@ -27,9 +27,7 @@ from syncer_service.config import SyncerDocument
 PROGRAMS: list[Program[Any]] = [SYNCER_PROGRAM, LEARNER_PROGRAM, EVALUATOR_PROGRAM]
 
 
-def run(
-    program: Program[Any], *arguments: str, environ: dict[str, str] | None = None
-) -> tuple[int, str, str, Any]:
+def run(program: Program[Any], *arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str, str, Any]:
     """Exit code, output, complaints, and the document that would have been served."""
     out, err = io.StringIO(), io.StringIO()
     served: list[RunConfig] = []
@@ -74,9 +72,7 @@ def test_all_processes_agree_on_the_digest_whatever_their_own_settings() -> None
 
 def test_one_file_and_one_environment_serve_all_processes(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(
-        "[syncer]\nlisten = '127.0.0.1:7'\n[learner]\nlearner_id = 'b'\n[evaluator]\ninterval_steps = 2\n"
-    )
+    path.write_text("[syncer]\nlisten = '127.0.0.1:7'\n[learner]\nlearner_id = 'b'\n[evaluator]\ninterval_steps = 2\n")
     environ = {"DECOUPLED_DILOCO_RUN_FILE": str(path), "DECOUPLED_DILOCO_LEARNER__LEARNER_ID": "c"}
     syncer: SyncerDocument = run(SYNCER_PROGRAM, environ=environ)[3]
     learner: LearnerDocument = run(LEARNER_PROGRAM, environ=environ)[3]
@@ -106,9 +102,7 @@ def test_validate_says_the_digest_and_does_not_serve() -> None:
 
 
 def test_several_problems_are_one_list_without_a_traceback() -> None:
-    code, out, err, document = run(
-        SYNCER_PROGRAM, "--set", "fragments.count=99", "--set", "quorum.minimum=99"
-    )
+    code, out, err, document = run(SYNCER_PROGRAM, "--set", "fragments.count=99", "--set", "quorum.minimum=99")
     assert (code, out, document) == (ExitCode.CONFIG, "", None)
     assert err.startswith("decoupled-diloco-syncer: 2 settings cannot be used:\n  - fragments.count = 99 ")
     assert "Traceback" not in err
@@ -173,9 +167,7 @@ def test_tls_lets_a_process_off_loopback() -> None:
         (LEARNER_PROGRAM, ["--http-listen", "x"], "must be host:port"),
     ],
 )
-def test_wrong_process_settings_are_explained(
-    program: Program[Any], arguments: list[str], words: str
-) -> None:
+def test_wrong_process_settings_are_explained(program: Program[Any], arguments: list[str], words: str) -> None:
     if arguments == ["--learner-id", "-x"]:
         arguments = ["--learner-id=-x"]
     code, _, err, _ = run(program, *arguments)

@@ -117,9 +117,7 @@ def test_a_port_in_use_names_the_address_and_the_setting() -> None:
         with pytest.raises(OSError, match="in use") as caught:
             second.bind((address.host, address.port))
     (problem,) = listen_error(address, "syncer.listen", caught.value).problems
-    assert problem.startswith(
-        f'syncer.listen = "{address}": another process already listens on port {address.port}'
-    )
+    assert problem.startswith(f'syncer.listen = "{address}": another process already listens on port {address.port}')
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,7 @@ from decoupled_diloco.wire.stream import CorruptPayloadError
 
 
 def test_every_reason_of_the_proto_is_in_the_catalogue_and_no_other() -> None:
-    names = {
-        name.removeprefix(status.REASON_PREFIX) for name, number in error_pb2.ErrorReason.items() if number
-    }
+    names = {name.removeprefix(status.REASON_PREFIX) for name, number in error_pb2.ErrorReason.items() if number}
     assert names == {reason.value for reason in Reason}
     assert set(status.CODES) == set(Reason) == set(KINDS)
 
@@ -66,9 +64,7 @@ def test_a_full_queue_always_says_when_to_come_back() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "\u00fc" * 5000, "\u96ea" * 5000])
 def test_long_text_is_cut_so_that_it_fits_into_metadata(text: str) -> None:
-    made = status.to_status(
-        PeerError(Reason.CONFIG_MISMATCH, text, {f"key-{n}": text[:300] for n in range(99)})
-    )
+    made = status.to_status(PeerError(Reason.CONFIG_MISMATCH, text, {f"key-{n}": text[:300] for n in range(99)}))
     assert made.message.endswith("...")
     assert len(made.SerializeToString()) < 4600
     again = status.from_status(made)
@@ -142,9 +138,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
     server.add_generic_rpc_handlers((_Refusing(failures),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(
-        f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]
-    ) as opened:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as opened:
         yield opened
     await server.stop(None)
 
