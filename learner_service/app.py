@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -135,7 +136,10 @@ def build_session(
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     device = DeviceFragments(tree, fragmentation, params)
-    join = join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint)
+    join = replace(
+        join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint),
+        peer_address=settings.peer_listen,
+    )
     network = NetworkPlan(
         addresses=tuple(parse_address(text) for text in settings.syncer),
         open_channels=opener_of(settings, "learner"),

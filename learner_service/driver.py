@@ -127,21 +127,23 @@ class LearnerDriver:
 
     def drain(self, reason: str) -> None:
         """Begins to leave: no more steps, what is asked for is answered, then goodbye."""
-        self._post(self._begin_drain, reason)
+        self._post(lambda: self._begin_drain(reason))
 
     def recover(self, reason: str) -> None:
-        """Starts over from published versions."""
-        self._post(self._begin_recovery, reason)
+        """Starts over from published versions, at the very next boundary."""
+        log.warning("recovering", reason=reason)
+        actions = self._handover.handle(lev.RecoverAsked(reason))
+        self._post(lambda: self._act(actions))
 
     def close(self) -> None:
         """Ends the thread, with a goodbye if that was not said yet. May be called again."""
-        self._post(self._end, "the learner stops")
+        self._post(lambda: self._end("the learner stops"))
         self._thread.join()
 
-    def _post(self, work: Callable[[str], None], reason: str) -> None:
+    def _post(self, work: Callable[[], None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(work, reason)
+                self._loop.call_soon_threadsafe(work)
 
     def _wake(self) -> None:
         """The device thread left something; at most one wake-up is on its way at a time."""
@@ -226,7 +228,7 @@ class LearnerDriver:
             self._plan.fragmentation,
             self._plan.device,
             self._handover,
-            TransferHooks(self._act, self._decline, self._begin_recovery, self._fail),
+            TransferHooks(self._act, self._decline, self.recover, self._fail),
             self._executor,
             self._metrics,
             self._clock,
@@ -331,10 +333,6 @@ class LearnerDriver:
         self._news.set()
         self._act(self._handover.handle(lev.DrainAsked(reason)))
         self._loop.call_later(self._plan.drain_seconds, self._end, reason)
-
-    def _begin_recovery(self, reason: str) -> None:
-        log.warning("recovering", reason=reason)
-        self._act(self._handover.handle(lev.RecoverAsked(reason)))
 
     def _detached_too_long(self) -> None:
         log.error(

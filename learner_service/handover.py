@@ -248,7 +248,7 @@ class Handover:
     def drained(self) -> list[Action]:
         """After a boundary with the hold DRAINING: what cannot be answered is declined; in the end, leave."""
         with self._lock:
-            return self._told(self._machine.drained())
+            return self._with_jobs(self._machine.drained())  # no news for the device thread, which only waits
 
     def wake_device(self) -> None:
         """Something outside the machine has changed that a held device thread should look at."""
@@ -369,9 +369,11 @@ class Handover:
         return UploadJob(upload.round, slot, self._arrived[fragment][upload.copy.base].base, self._generation)
 
     def _told(self, effects: list[LearnerEffect]) -> list[Action]:
-        told: list[Action] = [self._job(effect) if isinstance(effect, Upload) else effect for effect in effects]
         self._tell_device()
-        return told
+        return self._with_jobs(effects)
+
+    def _with_jobs(self, effects: list[LearnerEffect]) -> list[Action]:
+        return [self._job(effect) if isinstance(effect, Upload) else effect for effect in effects]
 
     def _tell_device(self) -> None:
         self._news_count += 1

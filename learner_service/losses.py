@@ -35,6 +35,10 @@ class LossMeter:
         before, self._pending = self._pending, loss
         return before is None or self._record(float(before))
 
+    def forget(self) -> None:
+        """The parameters were taken anew: a loss that is still under way is of others."""
+        self._pending = None
+
     def _record(self, loss: float) -> bool:
         if not math.isfinite(loss):
             return False

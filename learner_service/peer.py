@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import grpc
@@ -39,6 +40,7 @@ async def start_peer_server(
     Raises:
         ConfigError: the address cannot be listened on.
     """
+    _try_port(address, setting)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_PeerServiceServicer_to_server(PeerServicer(), server)
     try:
@@ -50,3 +52,18 @@ async def start_peer_server(
         raise listen_error(address, setting, error) from error
     await server.start()
     return server
+
+
+def _try_port(address: Address, setting: str) -> None:
+    """Listens for a moment, because the system says why that fails and gRPC does not."""
+    if address.port == 0:
+        return
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise listen_error(address, setting, error) from error

@@ -261,6 +261,7 @@ class Session:
             next(slot for slot in plan.slots if slot.copy.fragment == fragment).fill(copy)
         if plan.restart_optimizer:
             self.restart_optimizer = True
+            self._losses.forget()
             self._parts.metrics.recoveries.inc()
         return params
 

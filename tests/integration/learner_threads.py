@@ -56,6 +56,7 @@ class Trainee:
     restarts: list[int] = field(default_factory=list)
     step_count: int = 0
     session: Session | None = None
+    stops: bool = False
 
     def run(self, running: RunningSyncer | str, config: RunConfig, **settings: object) -> Trainee:
         """Trains until the session is finished."""
@@ -64,7 +65,7 @@ class Trainee:
         with decoupled_diloco.learner(config, self.params, **(defaults | settings)) as d:
             self.session = d
             params = d.start()
-            while not d.finished:
+            while not d.finished and not self.stops:
                 until = time.monotonic() + self.step_seconds
                 params, loss = pull(params, self.targets, self.rate(d.schedule_step))
                 time.sleep(max(0.0, until - time.monotonic()))
@@ -81,9 +82,15 @@ class Trainee:
 async def train(
     running: RunningSyncer | str, config: RunConfig, *trainees: Trainee, seconds: float = 60.0, **settings: object
 ) -> None:
-    """Runs the learners side by side, in threads, to their end."""
-    async with asyncio.timeout(seconds):
-        await asyncio.gather(*(asyncio.to_thread(t.run, running, config, **settings) for t in trainees))
+    """Runs the learners side by side, in threads, to their end; a test that ends before takes them along."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*(asyncio.to_thread(t.run, running, config, **settings) for t in trainees))
+    finally:
+        for trainee in trainees:
+            trainee.stops = True
+            if trainee.session is not None:
+                trainee.session._driver._post(lambda driver=trainee.session._driver: driver._end("the test is over"))
 
 
 def figure(session: Session, name: str) -> float:

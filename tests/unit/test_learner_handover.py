@@ -171,3 +171,15 @@ def test_a_report_says_where_the_time_went_and_the_mean_loss_since_the_last_one(
     clock.advance(7.0)
     assert handover.take_progress().running_step_seconds == 7.0
     assert handover.take_progress().loss is None
+
+
+def test_a_draining_learner_waits_for_news_instead_of_asking_again_and_again() -> None:
+    handover, _ = handover_with()
+    handover.handle(ask(1, due=1))
+    step(handover)
+    handover.handle(ev.DrainAsked("told to"))
+    plan = boundary(handover)
+    assert plan.hold is Hold.DRAINING
+    assert handover.take_outbox().is_draining
+    handover.drained()
+    assert handover.plan().news_count == plan.news_count
