@@ -16,6 +16,10 @@ from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import LEARNER_ID_PATTERN, Role
 from decoupled_diloco.wire.codec import PROTOCOL_VERSION
 
+FINGERPRINT_PREFIX = "fingerprint."
+"""Values of this prefix are not of the run file: they name what learners of one run have in common beyond it, such as a
+tokenizer. The syncer has none of its own; the first learner's become the run's."""
+
 DIFFERENCES_SHOWN_MAX = 8
 """Settings shown in a message; the rest are counted."""
 
@@ -58,6 +62,7 @@ class Agreement:
         self.config_digest = config_digest
         self.config_values = dict(config_values)
         self.fragmentation: Fragmentation | None = None
+        self._fingerprint: dict[str, str] = {}
         self._fragment_count = fragment_count
         self._first_learner = ""
 
@@ -100,13 +105,16 @@ class Agreement:
             if offer.role is Role.LEARNER:
                 raise PeerError(Reason.INVALID_FIELD, "schema: a learner must say which tensors its model has")
             return None
-        return self._check_schema(offer, offer.schema)
+        fragmentation = self._check_schema(offer, offer.schema)
+        self._check_fingerprint(offer)
+        return fragmentation
 
     def adopt(self, offer: JoinOffer, fragmentation: Fragmentation) -> bool:
         """Makes the model of the first learner the run's; returns whether it was the first."""
         if self.fragmentation is not None or offer.role is not Role.LEARNER:
             return False
         self.fragmentation = fragmentation
+        self._fingerprint = _fingerprint_of(offer)
         self._first_learner = offer.learner
         return True
 
@@ -132,7 +140,8 @@ class Agreement:
     def _check_config(self, offer: JoinOffer) -> None:
         if offer.config_digest in ("", self.config_digest):
             return
-        differences = describe_differences(self.config_values, offer.config_values, "syncer", offer.learner)
+        theirs = {name: value for name, value in offer.config_values.items() if not name.startswith(FINGERPRINT_PREFIX)}
+        differences = describe_differences(self.config_values, theirs, "syncer", offer.learner)
         shown = list(differences[:DIFFERENCES_SHOWN_MAX])
         if len(differences) > DIFFERENCES_SHOWN_MAX:
             shown.append(f"and {len(differences) - DIFFERENCES_SHOWN_MAX} more")
@@ -142,6 +151,18 @@ class Agreement:
             "Start both with the same run file",
             {"digest-of-syncer": self.config_digest, "digest-of-caller": offer.config_digest},
         )
+
+    def _check_fingerprint(self, offer: JoinOffer) -> None:
+        if self.fragmentation is None or not offer.config_values:
+            return
+        theirs = _fingerprint_of(offer)
+        if theirs != self._fingerprint:
+            differences = describe_differences(self._fingerprint, theirs, self._first_learner, offer.learner)
+            raise PeerError(
+                Reason.CONFIG_MISMATCH,
+                f"{offer.learner} does not train on what {self._first_learner}, the first learner of this run, trains "
+                f"on: {'; '.join(differences)}. Give both the same tokenizer and data",
+            )
 
     def _check_schema(self, offer: JoinOffer, schema: Schema) -> Fragmentation:
         if self.fragmentation is None:
@@ -159,3 +180,12 @@ class Agreement:
                 {"schema-of-run": ours.digest, "schema-of-caller": schema.digest},
             )
         return self.fragmentation
+
+
+def _fingerprint_of(offer: JoinOffer) -> dict[str, str]:
+    """What a caller says that learners have in common, by name without the prefix."""
+    return {
+        name.removeprefix(FINGERPRINT_PREFIX): value
+        for name, value in offer.config_values.items()
+        if name.startswith(FINGERPRINT_PREFIX)
+    }

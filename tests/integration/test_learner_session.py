@@ -173,6 +173,18 @@ async def test_another_run_file_is_refused_with_both_sides_shown(tmp_path):
             await train(running, config_of(run={"total_steps": 0}, outer={"learning_rate": 0.9}), a)
 
 
+async def test_learners_with_different_tokenizers_do_not_meet(tmp_path):
+    config = config_of(run={"total_steps": 0})
+    async with syncer(tmp_path, config) as running:
+        a, b = team("a", "b")
+        training = asyncio.create_task(train(running, config, a, fingerprint={"tokenizer": "0123"}))
+        await until(running, lambda: machine_of(running).rounds.committed_count >= 1)
+        with pytest.raises(LearnerStoppedError, match="tokenizer: a 0123, b 4567"):
+            await train(running, config, b, fingerprint={"tokenizer": "4567"})
+        a.session.drain("enough")
+        await training
+
+
 async def test_a_learner_trains_on_while_the_syncer_is_away_and_finds_it_again(tmp_path):
     config = config_of(run={"total_steps": 0}, inner={"max_detached_seconds": 0.0})
     (a,) = team("a")
