@@ -141,7 +141,8 @@ class EvaluatorDocument(RunConfig):
 
 LEARNER_PROGRAM = Program(
     name="decoupled-diloco-learner",
-    summary="Trains on its own data and exchanges fragments with the syncer while it goes on training.",
+    summary="Trains on its own data and exchanges fragments with the syncer while it goes on training. With `warm` as "
+    "its first argument it only prepares data and the compilation cache, and prints what a step takes.",
     document=LearnerDocument,
     section="learner",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 
@@ -81,7 +82,11 @@ class InnerLoop:
         with self._session.activity(Activity.COMPILE):
             state = self._step.fresh_state(params)
             self._step.compile(params, state, next(self._workload.data(0, 0)))
-            return device.warm(params), state
+            params = device.warm(params)
+            # What start-up made stays; without this the collector would go through all of it between steps.
+            gc.collect()
+            gc.freeze()
+            return params, state
 
     def run(self, params: Params, state: OptimizerState) -> Params:
         """Trains until the run has finished or this learner has left; returns the newest parameters."""
