@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 
 from decoupled_diloco.core.events import Progress
@@ -140,13 +141,15 @@ class LearnerRecord:
 
 @dataclass(slots=True)
 class Membership:
-    """All learners by id, in no particular order; queries sort by id, so that the machine is deterministic."""
+    """All learners by id; every query goes in the order of ids, so that the machine is deterministic."""
 
     fragment_count: int
     learners: dict[str, LearnerRecord] = field(default_factory=dict)
     newest_incarnation: int = 0
     slot_cursors: dict[int, int] = field(default_factory=dict)
     """Committed cursor of every slot that was ever used."""
+    _order: list[str] = field(default_factory=list)
+    """All ids, sorted."""
 
     def get(self, learner: str, incarnation: int) -> LearnerRecord | None:
         """The record, if that incarnation is the learner's newest and has not left."""
@@ -163,6 +166,8 @@ class Membership:
         record.accounted_tokens = [0] * self.fragment_count
         record.rounds_merged = old.rounds_merged if old else [0] * self.fragment_count
         record.newest_merged_round = old.newest_merged_round if old else 0
+        if learner not in self.learners:
+            bisect.insort(self._order, learner)
         self.learners[learner] = record
         return record
 
@@ -179,7 +184,7 @@ class Membership:
 
     def everybody(self) -> list[LearnerRecord]:
         """All records by id."""
-        return [self.learners[name] for name in sorted(self.learners)]
+        return [self.learners[name] for name in self._order]
 
     def with_role(self, role: Role = Role.LEARNER) -> list[LearnerRecord]:
         """All records of one role by id."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from decoupled_diloco.core.grace import median
-from decoupled_diloco.core.membership import LearnerRecord, Membership
+from decoupled_diloco.core.membership import LearnerRecord
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.presence import Presence
 from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
 
 
@@ -15,10 +19,16 @@ class Pending:
     """Not yet.
 
     `wake_at`: the instant at which to ask again even if nothing happens; None: only an event can change it.
+    `words` gives the reason; decisions are made far more often than anybody reads why nothing happens yet.
     """
 
-    reason: str
+    words: Callable[[], str]
     wake_at: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why not yet."""
+        return self.words()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +71,11 @@ class View:
     paused: str | None = None
 
     @staticmethod
-    def of(policy: Policy, now: float, membership: Membership, paused: str | None = None) -> View:
-        """Reads the membership once, for all rounds."""
-        live = membership.live()
-        waitable = tuple(record for record in live if record.is_live_for_quorum(policy, now))
-        known = [s for record in waitable if (s := record.step_seconds())]
-        names = frozenset(record.learner for record in waitable)
-        return View(policy, now, tuple(live), waitable, names, min(known) if known else None, paused)
+    def of(policy: Policy, now: float, presence: Presence, paused: str | None = None) -> View:
+        """One view for all rounds."""
+        return View(
+            policy, now, presence.live, presence.waitable, presence.waitable_names, presence.step_seconds, paused
+        )
 
     def quorum(self) -> int:
         """K in force: the policy's, or less where it may degrade."""
@@ -85,33 +93,37 @@ class View:
 def leave_open(item: Round, view: View, previous_left: bool, pace_at: float) -> Decision:
     """OPEN -> GRACE: quorum has started, and the pace (`pace_at`) allows it."""
     if view.paused is not None:
-        return Pending(f"the run is paused: {view.paused}")
-    wanted, started = view.quorum(), len(item.started())
+        return Pending(lambda: f"the run is paused: {view.paused}")
+    wanted, started = view.quorum(), item.started_count()
     if started < wanted:
         return _below_quorum(item, view, started, wanted)
     if not previous_left:
-        return Pending(f"{started} have started; the round before it goes first")
+        return Pending(lambda: f"{started} have started; the round before it goes first")
     if view.now < pace_at and not item.final:
-        wait = pace_at - view.now
-        return Pending(f"{started} have started; the pace of the fastest learner allows it in {wait:.3f} s", pace_at)
+        wait = f"the pace of the fastest learner allows it in {pace_at - view.now:.3f} s"
+        return Pending(lambda: f"{started} have started; {wait}", pace_at)
     return Ready(f"{started} of {wanted} required learners have started{view.degraded()}")
 
 
 def _below_quorum(item: Round, view: View, started: int, wanted: int) -> Decision:
-    missing = [record for record in view.waitable if not item.has_answered(record.learner, record.incarnation)]
     if (item.final or item.is_spoiled()) and not any(_may_still_answer(item, record) for record in view.live):
         if item.final:
             text = "the run finishes and only {} of {} required learners have anything for this fragment"
         else:
             text = f"only {{}} of {{}} required contributions can be merged; refused: {_refused(item)}"
         return Abandoned(text.format(started, wanted))
+    return Pending(lambda: _why_below_quorum(item, view, started, wanted))
+
+
+def _why_below_quorum(item: Round, view: View, started: int, wanted: int) -> str:
     if not view.live:
-        return Pending(f"no learners: waiting for {wanted} to join")
+        return f"no learners: waiting for {wanted} to join"
     if len(view.waitable) < wanted and not item.final:
-        return Pending(f"only {len(view.waitable)} of {wanted} required learners are live{_names_of_others(view)}")
+        return f"only {len(view.waitable)} of {wanted} required learners are live{_names_of_others(view)}"
+    missing = [record for record in view.waitable if not item.has_answered(record.learner, record.incarnation)]
     waiting = ", ".join(_describe(record, view.now) for record in missing[:4]) or "a learner that can answer"
     more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-    return Pending(f"{started} of {wanted} required learners have started; waiting for {waiting}{more}")
+    return f"{started} of {wanted} required learners have started; waiting for {waiting}{more}"
 
 
 def _may_still_answer(item: Round, record: LearnerRecord) -> bool:
@@ -141,48 +153,60 @@ def _describe(record: LearnerRecord, now: float) -> str:
 
 def leave_grace(item: Round, view: View) -> Decision:
     """GRACE -> LAST_CALL: the window is over, or everybody who may be waited for has answered."""
-    silent = silent_learners(item, view)
-    if not silent:
+    first = next(silent_learners(item, view), None)
+    if first is None:
         return Ready("every live learner has answered")
     if view.now >= item.grace_until:
-        return Ready(f"the grace window is over; without an answer: {', '.join(r.learner for r in silent[:4])}")
-    names = ", ".join(_describe(record, view.now) for record in silent[:4])
-    return Pending(f"grace window for {names}, {item.grace_until - view.now:.3f} s left", item.grace_until)
+        names = ", ".join(record.learner for record in islice(silent_learners(item, view), 4))
+        return Ready(f"the grace window is over; without an answer: {names}")
+    return Pending(lambda: _why_grace(item, view), item.grace_until)
 
 
-def silent_learners(item: Round, view: View) -> list[LearnerRecord]:
-    """Learners that may be waited for and have neither started, declined nor been refused."""
-    return [
-        record
-        for record in view.live
-        if (record.learner in view.waitable_names or (item.final and record.can_answer()))
-        and not item.has_answered(record.learner, record.incarnation)
-    ]
+def _why_grace(item: Round, view: View) -> str:
+    names = ", ".join(_describe(record, view.now) for record in islice(silent_learners(item, view), 4))
+    return f"grace window for {names}, {item.grace_until - view.now:.3f} s left"
+
+
+def silent_learners(item: Round, view: View) -> Iterator[LearnerRecord]:
+    """Learners that may be waited for and have neither started, declined nor been refused; by id."""
+    for record in view.live:
+        may_be_waited_for = record.learner in view.waitable_names or (item.final and record.can_answer())
+        if may_be_waited_for and not item.has_answered(record.learner, record.incarnation):
+            yield record
 
 
 def deaf_learners(item: Round, view: View) -> list[LearnerRecord]:
     """Learners that were sent the last call and have not answered it."""
+    if not item.called:
+        return []
     return [record for record in silent_learners(item, view) if (record.learner, record.incarnation) in item.called]
 
 
 def leave_last_call(item: Round, view: View) -> Decision:
     """LAST_CALL -> MERGING: the call was answered or ran out, and no started upload is still moving."""
-    silent = deaf_learners(item, view)
-    if silent and view.now < item.last_call_until:
-        return Pending(f"last call to {', '.join(r.learner for r in silent[:4])}", item.last_call_until)
-    moving = [answer for answer in item.started() if answer.state is AnswerState.STARTED]
-    if moving:
-        names = ", ".join(answer.learner for answer in moving[:4])
-        return Pending(f"uploads under way: {names}", min(upload_deadline(a, view.policy) for a in moving))
-    complete = len(item.complete())
+    if view.now < item.last_call_until and (silent := deaf_learners(item, view)):
+        return Pending(lambda: f"last call to {', '.join(r.learner for r in silent[:4])}", item.last_call_until)
+    if (until := uploads_until(item, view.policy)) < math.inf:
+        return Pending(lambda: f"uploads under way: {', '.join(_moving(item)[:4])}", until)
+    complete = item.started_count()
     if complete < view.quorum():
         return Reopen(f"only {complete} of {view.quorum()} required contributions are complete")
     return Ready(f"{complete} complete{view.degraded()}")
 
 
+def _moving(item: Round) -> list[str]:
+    return [answer.learner for answer in item.started() if answer.state is AnswerState.STARTED]
+
+
 def upload_deadline(answer: RoundAnswer, policy: Policy) -> float:
     """The instant at which a started upload has failed: no bytes for some seconds, or far too long in all."""
     return min(answer.moved_at + policy.deadlines.upload_idle_seconds, answer.until)
+
+
+def uploads_until(item: Round, policy: Policy) -> float:
+    """The instant at which the first of the uploads under way will have failed; infinite if there are none."""
+    moving = [answer for answer in item.answers.values() if answer.state is AnswerState.STARTED]
+    return min((upload_deadline(answer, policy) for answer in moving), default=math.inf)
 
 
 def upload_seconds_max(record: LearnerRecord, policy: Policy, step_seconds: float | None) -> float:

@@ -134,6 +134,11 @@ class Round:
         """Answers that count for quorum, by learner id."""
         return [self.answers[name] for name in sorted(self.answers) if self.answers[name].counts]
 
+    def started_count(self) -> int:
+        """How many they are."""
+        counting = (AnswerState.STARTED, AnswerState.COMPLETE)
+        return sum(answer.state in counting for answer in self.answers.values())
+
     def complete(self) -> list[RoundAnswer]:
         """Whole and verified contributions, by learner id: the fixed order of the merge."""
         return [answer for answer in self.started() if answer.state is AnswerState.COMPLETE]
@@ -165,8 +170,8 @@ class Round:
             if learner is None or name == learner:
                 del self.answers[name]
 
-    def status(self, now: float) -> RoundStatus:
-        """A read-only snapshot."""
+    def status(self, now: float, reason: str | None = None) -> RoundStatus:
+        """A read-only snapshot. `reason`: why it stands where it stands, if that is known better by now."""
         members = self.complete() if self.state in (RoundState.MERGING, RoundState.COMMITTED) else self.started()
         total = sum(answer.weight for answer in members) or 1.0
         shown = []
@@ -181,7 +186,7 @@ class Round:
             fragment=self.fragment,
             global_step=self.global_step,
             state=self.state,
-            reason=self.reason,
+            reason=self.reason if reason is None else reason,
             members=tuple(shown),
             absentees=self.absentees,
             live_count=self.live_count,

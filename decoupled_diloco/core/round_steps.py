@@ -53,8 +53,21 @@ class RoundSteps:
             if item.state is before or item.state.is_closed:
                 return effects
 
-    def _hold(self, item: Round, pending: Pending) -> list[fx.Effect]:
-        item.reason = pending.reason
+    def explain(self, item: Round, view: View) -> str:
+        """Why a round stands where it stands, now. Changes nothing."""
+        match item.state:
+            case RoundState.OPEN:
+                pace_at = self.machine.rounds.pace_at(item, self.step_seconds)
+                decision = quorum.leave_open(item, view, self.machine.rounds.previous_left(item), pace_at)
+            case RoundState.GRACE:
+                decision = quorum.leave_grace(item, view)
+            case RoundState.LAST_CALL:
+                decision = quorum.leave_last_call(item, view)
+            case _:
+                return item.reason
+        return decision.reason if isinstance(decision, Pending) else item.reason
+
+    def _hold(self, pending: Pending) -> list[fx.Effect]:
         self.machine.wake(pending.wake_at)
         return []
 
@@ -63,7 +76,7 @@ class RoundSteps:
         pace_at = rounds.pace_at(item, self.step_seconds)
         decision = quorum.leave_open(item, view, rounds.previous_left(item), pace_at)
         if isinstance(decision, Pending):
-            return self._hold(item, decision)
+            return self._hold(decision)
         if isinstance(decision, Abandoned):
             return self._close(item, RoundState.ABANDONED, decision.reason, view.now)
         starts = sorted(answer.started_at for answer in item.started())
@@ -98,12 +111,12 @@ class RoundSteps:
     def _from_grace(self, item: Round, view: View) -> list[fx.Effect]:
         decision = quorum.leave_grace(item, view)
         if isinstance(decision, Pending):
-            return self._hold(item, decision)
+            return self._hold(decision)
         policy = self.machine.policy
         item.move(RoundState.LAST_CALL, decision.reason)
         item.grace_end_reason = decision.reason
         item.last_call_at = item.last_call_until = view.now
-        silent = quorum.silent_learners(item, view)
+        silent = list(quorum.silent_learners(item, view))
         if not (policy.last_call or item.final) or not silent:
             return []
         deadlines = policy.deadlines
@@ -117,9 +130,10 @@ class RoundSteps:
     def _from_last_call(self, item: Round, view: View) -> list[fx.Effect]:
         decision = quorum.leave_last_call(item, view)
         if isinstance(decision, Pending):
-            return self._hold(item, decision)
+            return self._hold(decision)
         for record in quorum.deaf_learners(item, view):
             record.deaf = True
+            self.machine.presence.touch()
         item.called.clear()
         if isinstance(decision, Ready):
             return self._start_merge(item, decision, view.now)
@@ -132,17 +146,13 @@ class RoundSteps:
     def _end_stuck_uploads(self, item: Round, view: View) -> list[fx.Effect]:
         """Ends uploads that stand still or take far too long; until then they count for the quorum."""
         effects: list[fx.Effect] = []
-        if item.state is RoundState.MERGING:
-            return effects
-        for answer in item.started():
-            if answer.state is not AnswerState.STARTED:
-                continue
-            deadline = quorum.upload_deadline(answer, self.machine.policy)
-            if view.now < deadline:
-                self.machine.wake(deadline)
-                continue
+        policy = self.machine.policy
+        while (until := quorum.uploads_until(item, policy)) <= view.now:
+            moving = [answer for answer in item.started() if answer.state is AnswerState.STARTED]
+            answer = next(answer for answer in moving if quorum.upload_deadline(answer, policy) == until)
             answer.state, answer.until, answer.text = AnswerState.FAILED, view.now, "its upload passed its deadline"
             effects.append(fx.AbortUpload(answer.learner, answer.incarnation, item.number, answer.text))
+        self.machine.wake(until)
         return effects
 
     def _start_merge(self, item: Round, decision: Ready, now: float) -> list[fx.Effect]:

@@ -16,11 +16,13 @@ from decoupled_diloco.core.admissions import Admissions
 from decoupled_diloco.core.contributions import Contributions
 from decoupled_diloco.core.goodput import GoodputLedger
 from decoupled_diloco.core.grace import Average
-from decoupled_diloco.core.ids import Activity, LearnerState, RoundState, RunPhase, Version
+from decoupled_diloco.core.ids import LearnerState, RoundState, RunPhase, Version
 from decoupled_diloco.core.initial import InitialParameters
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.presence import Presence
 from decoupled_diloco.core.quorum import View
+from decoupled_diloco.core.round import Round
 from decoupled_diloco.core.round_steps import RoundSteps
 from decoupled_diloco.core.rounds import Rounds
 from decoupled_diloco.core.schedule import last_round_of
@@ -44,6 +46,7 @@ class SyncerMachine:
         self.finish_reason: str | None = None
         self.finish_until = math.inf
         self.membership = Membership(count)
+        self.presence = Presence(self.membership)
         self.rounds = Rounds()
         self.versions: list[Version] = []
         self.version_steps: list[int] = [0] * count
@@ -61,8 +64,8 @@ class SyncerMachine:
         self.participating_count = 0
         self.no_slack_rounds = 0
         self._wake_at: float | None = None
+        self._rounds_wake_at: float | None = None
         self._observed_at: float | None = None
-        self._advancing = False
         self.admissions = Admissions(self)
         self.contributions = Contributions(self)
         self.initial = InitialParameters(self)
@@ -75,8 +78,9 @@ class SyncerMachine:
         self._observe(now)
         self._forgive_standstill(now)
         effects = self._dispatch(event, now)
-        effects += self._advance(now)
-        return effects
+        if self._leaves_rounds_alone(event, now):
+            return effects
+        return effects + self._advance(now)
 
     def next_deadline(self) -> float | None:
         """The instant at which TimerFired is due, if nothing happens before; None: nothing to wait for."""
@@ -192,9 +196,19 @@ class SyncerMachine:
 
     def _advance(self, now: float) -> list[fx.Effect]:
         """Lets leases run out and every round go as far as it can; arms the timer."""
-        effects = self._expire(now)
+        effects = self._expire(now) if now >= self.presence.due_at else []
+        effects += self._let_rounds_go_on(now)
+        while self.presence.is_stale:  # a learner turned out to be deaf: other rounds need not wait for it either
+            effects += self._let_rounds_go_on(now)
+        self._rounds_wake_at = self._wake_at
+        self.wake(self.presence.due_at)
+        return effects
+
+    def _let_rounds_go_on(self, now: float) -> list[fx.Effect]:
+        effects: list[fx.Effect] = []
         self._wake_at = None
-        view = View.of(self.policy, now, self.membership, self.pause_reason)
+        self.presence.refresh(self.policy, now)
+        view = View.of(self.policy, now, self.presence, self.pause_reason)
         self._steps.refresh(view)
         match self.phase:
             case RunPhase.INITIALIZING:
@@ -209,9 +223,34 @@ class SyncerMachine:
                 effects += self._steps.advance_all(view)
         if self.phase is RunPhase.FINISHING:
             effects += self._end_if_done(now)
-        self._arm_leases(now)
-        self._advancing = any(record.progress.activity is Activity.COMPUTE for record in view.waitable)
         return effects
+
+    def _leaves_rounds_alone(self, event: ev.Event, now: float) -> bool:
+        """Whether nothing that a round looks at has changed: then the decisions are those of the last event."""
+        match event:
+            case ev.ProgressReported() | ev.BytesMoved() | ev.FragmentApplied() | ev.EvaluationReported():
+                record = self.membership.get(event.learner, event.incarnation)
+                changed = record is not None and self.presence.note(record, self.policy, now)
+            case ev.ContributionStarted(header=header):
+                changed = True
+                record = self.membership.get(header.learner, header.incarnation)
+                if record is not None:
+                    self.presence.note(record, self.policy, now)
+            case ev.ContributionReceived() | ev.ContributionFailed() | ev.ContributionDeclined():
+                changed = True
+                record = self.membership.get(event.learner, event.incarnation)
+                if record is not None:
+                    self.presence.note(record, self.policy, now)
+            case ev.TimerFired() | ev.MergeFinished() | ev.MergeFailed() | ev.CommitFinished() | ev.CommitFailed():
+                changed = True
+            case _:
+                changed = True
+                self.presence.touch()
+        if changed or now >= self.presence.due_at or (self._rounds_wake_at or math.inf) <= now:
+            return False
+        self._wake_at = self._rounds_wake_at
+        self.wake(self.presence.due_at)
+        return True
 
     def _expire(self, now: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
@@ -224,15 +263,8 @@ class SyncerMachine:
             effects += self.initial.discard(record, "its lease ran out")
             effects.append(fx.ExpireLearner(record.learner, record.incarnation, reason))
             effects.append(fx.Note("learner_lost", f"{record.learner}: {reason}", "warning"))
+            self.presence.touch()
         return effects
-
-    def _arm_leases(self, now: float) -> None:
-        for record in self.membership.learners.values():
-            if record.has_lease():
-                self.wake(record.expires_at(self.policy))
-                stalls_at = record.stalls_at(self.policy)
-                if stalls_at > now:
-                    self.wake(stalls_at)
 
     def wake(self, at: float | None) -> None:
         """Arms the timer for an instant, unless it is armed for an earlier one."""
@@ -293,7 +325,7 @@ class SyncerMachine:
     def _observe(self, now: float) -> None:
         """Books the time since the last event for uptime."""
         if self._observed_at is not None and self.phase in (RunPhase.RUNNING, RunPhase.FINISHING) and self.versions:
-            self.ledger.observe(max(0.0, now - self._observed_at), self._advancing)
+            self.ledger.observe(max(0.0, now - self._observed_at), self.presence.is_advancing)
         self._observed_at = now
 
     def _forgive_standstill(self, now: float) -> None:
@@ -309,6 +341,7 @@ class SyncerMachine:
             for answer in item.answers.values():
                 answer.moved_at += late
                 answer.until += late
+        self.presence.touch()
 
     def admits(self, learner: str, incarnation: int) -> fx.Refusal | None:
         """Whether a call of this incarnation is welcome; the reason if it is not. Changes nothing."""
@@ -324,6 +357,14 @@ class SyncerMachine:
         """Per fragment: index, newest version, global steps made when its round was due."""
         return tuple((p, version, self.version_steps[p]) for p, version in enumerate(self.versions))
 
+    def reason_of(self, item: Round, now: float) -> str:
+        """Why a round under way stands where it stands, in the words of now. Reads afresh and changes nothing."""
+        if self._observed_at is None or now < self._observed_at:
+            return item.reason
+        presence = Presence(self.membership)
+        presence.refresh(self.policy, now)
+        return self._steps.explain(item, View.of(self.policy, now, presence, self.pause_reason))
+
     def status(self, now: float) -> RunStatus:
         """The run as a whole."""
         return run_status(self, now)
@@ -336,6 +377,6 @@ class SyncerMachine:
 
     def list_rounds(self, limit: int, before: int | None = None, now: float = 0.0) -> list[RoundStatus]:
         """At most `limit` rounds with a number below `before`, newest first."""
-        under_way = [item.status(now) for item in self.rounds.in_order()]
+        under_way = [item.status(now, self.reason_of(item, now)) for item in self.rounds.in_order()]
         shown = sorted([*self.rounds.closed, *under_way], key=lambda s: s.round, reverse=True)
         return [status for status in shown if before is None or status.round < before][:limit]

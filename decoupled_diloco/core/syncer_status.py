@@ -25,7 +25,7 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
         phase = RunPhase.PAUSED
     return RunStatus(
         phase=phase,
-        reason=_reason(machine),
+        reason=_reason(machine, now),
         global_step=machine.global_step,
         total_steps=machine.policy.total_steps,
         rounds_committed_count=machine.rounds.committed_count,
@@ -46,7 +46,7 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
     )
 
 
-def _reason(machine: SyncerMachine) -> str:
+def _reason(machine: SyncerMachine, now: float) -> str:
     if machine.phase in (RunPhase.FINISHING, RunPhase.FINISHED):
         return machine.finish_reason or ""
     if machine.pause_reason is not None:
@@ -56,7 +56,9 @@ def _reason(machine: SyncerMachine) -> str:
     if machine.phase is RunPhase.INITIALIZING:
         return "waiting for the initial parameters of a learner"
     under_way = machine.rounds.in_order()
-    return f"round {under_way[0].number}: {under_way[0].reason or 'just opened'}" if under_way else ""
+    if not under_way:
+        return ""
+    return f"round {under_way[0].number}: {machine.reason_of(under_way[0], now) or 'just opened'}"
 
 
 def _warnings(machine: SyncerMachine) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class SyncerDriver:
                 lines.append(effect_words(effect))
         under_way = self.machine.rounds.in_order()
         changed = [item for item in under_way if before.get(item.number, item.state) is not item.state]
-        return lines + [f"round {item.number} is {item.state}: {item.reason}" for item in changed]
+        return lines + [f"round {i.number} is {i.state}: {self.machine.reason_of(i, self.now)}" for i in changed]
 
     def _remember(self, effect: fx.Effect) -> None:
         match effect:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.syncer import SyncerMachine
 from tests.simulation.random_walk import Walk, digest_of
 
 ROOT = Path(__file__).parents[2]
@@ -46,5 +48,18 @@ def test_the_same_events_give_the_same_effects_in_every_process() -> None:
 def test_the_tape_of_a_run_replays_to_the_same_effects() -> None:
     """The machine alone, fed with the events that it got, decides the same: all randomness is outside."""
     world = Walk(11).run(30.0)
-    replayed = world.replay()
-    assert [effect for _, effect in replayed] == [effect for _, effect in world.effects]
+    assert world.replay(SyncerMachine(world.policy)) == world.effects
+
+
+class EagerMachine(SyncerMachine):
+    """Looks at every round and learner after every event, as if each could change everything."""
+
+    def _leaves_rounds_alone(self, event: ev.Event, now: float) -> bool:
+        self.presence.touch()
+        return False
+
+
+@pytest.mark.parametrize("seed", range(20, 32))
+def test_leaving_rounds_alone_after_events_that_cannot_change_them_changes_no_decision(seed: int) -> None:
+    world = Walk(seed).run(30.0)
+    assert world.replay(EagerMachine(world.policy)) == world.effects

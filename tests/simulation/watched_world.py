@@ -64,9 +64,8 @@ class WatchedWorld(World):
         if self._event_count % 10 == 0 or self.syncer.phase is RunPhase.FINISHED:
             self.check_tokens()
 
-    def replay(self) -> list[tuple[float, fx.Effect]]:
+    def replay(self, machine: SyncerMachine) -> list[tuple[float, fx.Effect]]:
         """The effects of a new machine that gets the same events at the same instants."""
-        machine = SyncerMachine(self.policy)
         return [(now, effect) for now, event in self.tape for effect in machine.handle(event, now)]
 
     def _check_answers(self, event: ev.Event, effects: list[fx.Effect]) -> None:
