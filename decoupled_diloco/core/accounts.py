@@ -18,11 +18,14 @@ from decoupled_diloco.core.membership import LearnerRecord
 from decoupled_diloco.core.round import RoundAnswer
 
 
-def book_progress(ledger: GoodputLedger, record: LearnerRecord, progress: Progress) -> None:
+def book_progress(
+    ledger: GoodputLedger, record: LearnerRecord, progress: Progress, run_age_seconds: float = float("inf")
+) -> None:
     """Books a report's spans and tokens.
 
     Of a time in which nobody heard of the learner as many seconds are believed as its steps account for: one that was
-    cut off has computed, one that was suspended reports the suspension as one long step.
+    cut off has computed, one that was suspended reports the suspension as one long step. What a learner did before
+    there was a run, `run_age_seconds` ago, is not the run's.
     """
     if record.role is not Role.LEARNER:
         return
@@ -32,6 +35,7 @@ def book_progress(ledger: GoodputLedger, record: LearnerRecord, progress: Progre
     believed = 1.0
     if startup:  # a new process starts while the old one counts as away
         ledger.spend(Activity.LOST, away - startup)
+        believed = min(1.0, run_age_seconds / reported)
     elif away > 0.0:
         made = max(0, progress.local_step - record.progress.local_step) * (record.step_seconds() or 0.0)
         lost = min(away, max(0.0, max(reported, away) - made))

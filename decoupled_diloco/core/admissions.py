@@ -166,7 +166,7 @@ class Admissions:
     def take_progress(self, record: LearnerRecord, progress: ev.Progress, now: float) -> None:
         """Takes a report in."""
         progress = _sane(progress)
-        accounts.book_progress(self.machine.ledger, record, progress)
+        accounts.book_progress(self.machine.ledger, record, progress, now - self.machine.started_at)
         made = progress.token_count - record.progress.token_count
         elapsed = now - record.progress_at
         if made > 0 and elapsed > 0:

@@ -12,6 +12,10 @@ from decoupled_diloco.core.ids import Activity
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
 
+STEPPING = frozenset({Activity.COMPUTE, Activity.DATA_WAIT, Activity.SYNC_STALL})
+"""What a learner does while it makes steps; a report from a step boundary may name any of them. One that waits for its
+data for too long is stalled by the age of its step, and then it is not live for quorum."""
+
 _Standing = tuple[int, bool, bool, bool, bool, bool]
 
 
@@ -30,7 +34,7 @@ class Presence:
         self._membership = membership
         self._standings: dict[str, _Standing] = {}
         self._steps: dict[str, float] = {}
-        self._computing: set[str] = set()
+        self._stepping: set[str] = set()
         self._stale = True
         self.live: tuple[LearnerRecord, ...] = ()
         self.waitable: tuple[LearnerRecord, ...] = ()
@@ -40,8 +44,8 @@ class Presence:
 
     @property
     def is_advancing(self) -> bool:
-        """Whether at least one learner that is live for quorum computes."""
-        return bool(self._computing)
+        """Whether at least one learner that is live for quorum makes steps."""
+        return bool(self._stepping)
 
     @property
     def is_stale(self) -> bool:
@@ -66,10 +70,10 @@ class Presence:
     def _note_step(self, record: LearnerRecord) -> bool:
         """Takes in what a learner that is live for quorum does now, and how fast; whether the fastest step changed."""
         name, step, fastest = record.learner, record.step_seconds(), self.step_seconds
-        if record.progress.activity is Activity.COMPUTE:
-            self._computing.add(name)
+        if record.progress.activity in STEPPING:
+            self._stepping.add(name)
         else:
-            self._computing.discard(name)
+            self._stepping.discard(name)
         old = self._steps.pop(name, None)
         if step:
             self._steps[name] = step
@@ -87,7 +91,7 @@ class Presence:
         self.waitable = tuple(record for record in self.live if self._standings[record.learner][-1])
         self.waitable_names = frozenset(record.learner for record in self.waitable)
         self._steps = {record.learner: step for record in self.waitable if (step := record.step_seconds())}
-        self._computing = {r.learner for r in self.waitable if r.progress.activity is Activity.COMPUTE}
+        self._stepping = {r.learner for r in self.waitable if r.progress.activity in STEPPING}
         self.step_seconds = min(self._steps.values(), default=None)
         self.due_at = min((_due_at(record, policy, now) for record in leased), default=math.inf)
         self._stale = False

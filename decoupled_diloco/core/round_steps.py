@@ -134,6 +134,11 @@ class RoundSteps:
         for record in quorum.deaf_learners(item, view):
             record.deaf = True
             self.machine.presence.touch()
+        heard = [
+            learner for learner, _ in sorted(item.called) if learner in item.answers and item.answers[learner].counts
+        ]
+        if heard:
+            item.grace_end_reason = f"the grace window is over; {', '.join(heard[:4])} answered the last call"
         item.called.clear()
         if isinstance(decision, Ready):
             return self._start_merge(item, decision, view.now)

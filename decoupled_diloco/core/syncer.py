@@ -63,6 +63,8 @@ class SyncerMachine:
         self.evaluation_global_step = 0
         self.participating_count = 0
         self.no_slack_rounds = 0
+        self.started_at = math.inf
+        """When the run's first event came."""
         self._wake_at: float | None = None
         self._rounds_wake_at: float | None = None
         self._observed_at: float | None = None
@@ -324,6 +326,7 @@ class SyncerMachine:
 
     def _observe(self, now: float) -> None:
         """Books the time since the last event for uptime."""
+        self.started_at = min(self.started_at, now)
         if self._observed_at is not None and self.phase in (RunPhase.RUNNING, RunPhase.FINISHING) and self.versions:
             self.ledger.observe(max(0.0, now - self._observed_at), self.presence.is_advancing)
         self._observed_at = now
