@@ -26,7 +26,7 @@ from decoupled_diloco.core.syncer import SyncerMachine
 from decoupled_diloco.runtime.channel import SERVER_OPTIONS
 from decoupled_diloco.runtime.clock import Clock, MonotonicClock
 from decoupled_diloco.runtime.health import Health, Verdict
-from decoupled_diloco.runtime.lifecycle import StopRequest, TaskSupervisor
+from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest, TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.runtime.ports import Address, listen_error, parse_address
 from decoupled_diloco.runtime.telemetry import Telemetry
@@ -38,6 +38,7 @@ from syncer_service.buffers import BufferPool
 from syncer_service.config import SyncerSettings
 from syncer_service.driver import Driver, Tape
 from syncer_service.ending import Ending
+from syncer_service.export import check_output_dir
 from syncer_service.metrics import PREFIX, SyncerMetrics
 from syncer_service.overview import Overview
 from syncer_service.publications import Publications
@@ -116,8 +117,9 @@ async def running_syncer(
         store: Where the run's state is kept; default in memory.
 
     Raises:
-        ConfigError: An address cannot be listened on, or the TLS files cannot be used.
+        ConfigError: An address cannot be listened on, or the TLS files or the output directory cannot be used.
     """
+    check_output_dir(settings.output_dir)
     clock = clock or MonotonicClock()
     async with AsyncExitStack() as stack:
         parts = await _build(config, settings, stop, clock, tape, store or MemoryStore(), stack)
@@ -261,7 +263,9 @@ def _health(serving: Serving, stop: StopRequest, services: tuple[str, ...]) -> H
 
 async def serve(config: RunConfig, settings: SyncerSettings, stop: StopRequest) -> int:
     """Runs a syncer until a stop is requested; returns the exit code."""
-    async with running_syncer(config, settings, stop):
+    async with running_syncer(config, settings, stop) as syncer:
         await stop.wait_async()
         log.info("syncer_stops", reason=stop.reason)
+    if stop.exit_code == ExitCode.OK and syncer.ending.model_is_missing:
+        return ExitCode.FAILED
     return stop.exit_code

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from decoupled_diloco.command_line import software_version
 from decoupled_diloco.config import RunConfig
 from decoupled_diloco.core import effects as fx
-from decoupled_diloco.runtime.lifecycle import StopRequest
+from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import get_logger
 from syncer_service.config import SyncerSettings
-from syncer_service.export import export_model, export_summary
+from syncer_service.export import MODEL_FILE, SUMMARY_FILE, export_model, export_summary
 from syncer_service.overview import Overview
 from syncer_service.serving import Serving
 from syncer_service.shell import Shell
 
 LINGER_SECONDS_MAX: Final = 60.0
 """After the end of a run learners and observers have this long to fetch the last versions and leave."""
+
+WRITE_SECONDS_MAX: Final = 60.0
+"""A file that cannot be written is tried again for this long after the end of the run, so that room can be made."""
+
+WRITE_RETRY_SECONDS: Final = 3.0
+"""Between two attempts to write a file."""
 
 log = get_logger(__name__)
 
@@ -43,33 +50,51 @@ class Ending:
         self._overview = overview
         self._stop = stop
         self.exported: asyncio.Future[Path | None] = asyncio.get_running_loop().create_future()
-        """The exported model, once it is there; None if the run never had parameters."""
+        """The exported model, once it is there; None if the run never had parameters, or if it was given up."""
+        self.model_is_missing = False
+        """Whether the run has ended and its model is not written; true until the export has succeeded."""
 
     async def run(self) -> None:
-        """From the end of the run to the request to stop, if the settings want it."""
+        """From the end of the run to the request to stop, if the settings want it.
+
+        Nothing that goes wrong with a file ends it early: learners are told, and can fetch and leave, all the same.
+        """
         end = await self._shell.ended
-        self.exported.set_result(await self._export(end))
+        give_up_at = asyncio.get_running_loop().time() + WRITE_SECONDS_MAX
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._export(end, give_up_at))
+            both.create_task(self._linger())
+        # Figures of the very end: bytes, last evaluation.
+        await self._write_summary(end, give_up_at)
+        log.info("run_complete", reason=end.reason, global_step=end.global_step)
+        if not self._settings.exit_when_finished:
+            return
+        if self.model_is_missing:
+            self._stop.request(
+                f"the run has finished, but its model could not be written to {self._settings.output_dir}",
+                ExitCode.FAILED,
+            )
+        else:
+            self._stop.request(f"the run has finished: {end.reason}")
+
+    async def _linger(self) -> None:
         try:
             async with asyncio.timeout(LINGER_SECONDS_MAX):
                 await self._serving.driver.wait_until(self._everybody_left)
         except TimeoutError:
             log.warning("learners_linger", seconds=LINGER_SECONDS_MAX, reason="they have not left; not waiting longer")
-        # Figures of the very end: bytes, last evaluation.
-        await self._write_summary(end)
-        log.info("run_complete", reason=end.reason, global_step=end.global_step)
-        if self._settings.exit_when_finished:
-            self._stop.request(f"the run has finished: {end.reason}")
 
     def _everybody_left(self) -> bool:
         records = self._serving.machine.membership.learners.values()
         return not any(record.has_lease() for record in records)
 
-    async def _export(self, end: fx.EndRun) -> Path | None:
+    async def _export(self, end: fx.EndRun, give_up_at: float) -> None:
         fragmentation = self._serving.agreement.fragmentation
         newest = self._shell.newest()
         if fragmentation is None or not newest:
             log.warning("nothing_to_export", reason="the run never had parameters")
-            return None
+            self.exported.set_result(None)
+            return
         thetas = {fragment: commit.state.theta for fragment, commit in newest.items()}
         metadata = {
             "run_id": self._config.run.id,
@@ -79,15 +104,46 @@ class Ending:
             "workload_options": json.dumps(self._config.workload.options, sort_keys=True, default=str),
             "software_version": software_version(),
         }
-        path = await asyncio.get_running_loop().run_in_executor(
-            self._serving.executors.bulk,
+        self.model_is_missing = True
+        path = await self._write(
+            MODEL_FILE,
             lambda: export_model(self._settings.output_dir, fragmentation, thetas, metadata),
+            give_up_at,
         )
-        log.info("model_exported", path=str(path), bytes=path.stat().st_size)
-        return path
+        self.model_is_missing = path is None
+        if path is not None:
+            log.info("model_exported", path=str(path), bytes=path.stat().st_size)
+        self.exported.set_result(path)
 
-    async def _write_summary(self, end: fx.EndRun) -> None:
+    async def _write_summary(self, end: fx.EndRun, give_up_at: float) -> None:
         summary = {**self._overview.page(), "end_reason": end.reason}
-        await asyncio.get_running_loop().run_in_executor(
-            self._serving.executors.bulk, lambda: export_summary(self._settings.output_dir, summary)
-        )
+        await self._write(SUMMARY_FILE, lambda: export_summary(self._settings.output_dir, summary), give_up_at)
+
+    async def _write(self, name: str, write: Callable[[], Path], give_up_at: float) -> Path | None:
+        """Writes a file in the background, again and again if it fails; None if it was given up.
+
+        A process that does not end by itself never gives up: the values are nowhere else.
+        """
+        loop = asyncio.get_running_loop()
+        path = self._settings.output_dir / name
+        told = ""
+        while True:
+            try:
+                return await loop.run_in_executor(self._serving.executors.bulk, write)
+            except Exception as error:  # the operating system's errors, and those of the file format's library
+                reason = f"{type(error).__name__}: {error}"
+            is_last = self._settings.exit_when_finished and loop.time() + WRITE_RETRY_SECONDS > give_up_at
+            if is_last:
+                log.error("export_given_up", file=name, path=str(path), reason=reason)
+                return None
+            if reason != told:
+                told = reason
+                log.error(
+                    "export_failed",
+                    file=name,
+                    path=str(path),
+                    reason=reason,
+                    remedy=f"make room or make the directory writable; tried again every {WRITE_RETRY_SECONDS:g} s"
+                    + (f" for {give_up_at - loop.time():.0f} s" if self._settings.exit_when_finished else ""),
+                )
+            await asyncio.sleep(WRITE_RETRY_SECONDS)

@@ -11,9 +11,30 @@ from safetensors.numpy import save_file
 
 from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Fragmentation, assemble
+from decoupled_diloco.runtime.config import ConfigError
 
 MODEL_FILE = "model.safetensors"
 SUMMARY_FILE = "run_summary.json"
+
+
+def check_output_dir(folder: Path) -> None:
+    """Makes the folder and writes a small file in it, so that a run does not first learn at its end that it cannot.
+
+    Raises:
+        ConfigError: What is wrong with it, and what to change.
+    """
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(b"The exported model will be written here.\n")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f'syncer.output_dir = "{folder}": the model could not be written there at the end of the run '
+            f"({error.strerror or error}); give a directory that this user can make and write to"
+        ) from error
 
 
 def export_model(
