@@ -18,6 +18,7 @@ from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.runtime.lifecycle import TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.control import Instruction
+from syncer_service.buffers import BufferHold
 from syncer_service.merger import MergeInput, MergeResult, merge_round
 from syncer_service.serving import Serving
 from syncer_service.store import FragmentCommit, LedgerMember, LedgerRow
@@ -100,10 +101,13 @@ class Shell:
             log.error("merge_impossible", round=effect.round, reason=reason)
             self._driver.report(ev.MergeFailed(effect.round, reason))
             return
-        self._start(self._merge(effect, base, ready), f"merge of round {effect.round}")
+        # Held from now on: the round may close before the merge gets its first turn.
+        holds = [slot.buffer.hold() for slot in ready]
+        self._start(self._merge(effect, base, ready, holds), f"merge of round {effect.round}")
 
-    async def _merge(self, effect: fx.StartMerge, base: FragmentCommit, slots: list[UploadSlot]) -> None:
-        holds = [slot.buffer.hold() for slot in slots]
+    async def _merge(
+        self, effect: fx.StartMerge, base: FragmentCommit, slots: list[UploadSlot], holds: list[BufferHold]
+    ) -> None:
         weights = [weight for _, _, weight in effect.contributions]
         started = self._clock.now()
         inputs = [

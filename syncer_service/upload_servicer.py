@@ -50,25 +50,32 @@ async def receive_contribution(serving: Serving, context: Context) -> None:
     message = await _first_part(serving, context)
     header, encoding = _read_header(serving, message)
     slot = _reserve(serving, header, encoding)
+    stream = slot.stream if slot is not None else None
     try:
         admission = await serving.driver.request(lambda token: ev.ContributionStarted(token, header), fx.Admission)
     except BaseException:
         if slot is not None and slot.sink.received_bytes == 0:
-            serving.uploads.discard(slot, "the syncer could not decide")
+            _give_back(serving, slot, stream, "the syncer could not decide")
         raise
     if admission.fate is not Fate.ACCEPTED or admission.known:
         if slot is not None:
-            serving.uploads.discard(slot, admission.text)
+            _give_back(serving, slot, stream, admission.text)
         serving.metrics.contribution_ended(admission.fate)
         await _answer(context, admission.fate)
         return
-    if slot is None:  # its round was opened, or its learner admitted, between the two looks
+    if slot is None or stream is None:  # its round was opened, or its learner admitted, between the two looks
         reason = "the syncer had no buffer ready; send it again"
         serving.driver.report(
             ev.ContributionFailed(header.learner, header.incarnation, header.round, Fate.ABORTED, reason)
         )
         raise PeerError(Reason.OVERLOADED, reason)
-    await _take(serving, context, slot, bool(message.header.resume))
+    await _take(serving, context, slot, stream, bool(message.header.resume))
+
+
+def _give_back(serving: Serving, slot: UploadSlot, stream: UploadStream | None, reason: str) -> None:
+    """Discards the slot of a stream that will not be served, unless a newer stream has taken it over."""
+    if slot.stream is stream:
+        serving.uploads.discard(slot, reason)
 
 
 def _read_header(serving: Serving, message: Part) -> tuple[ev.ContributionHeader, str]:
@@ -100,9 +107,15 @@ def _reserve(serving: Serving, header: ev.ContributionHeader, encoding: str) -> 
     return serving.uploads.open(header, encoding)
 
 
-async def _take(serving: Serving, context: Context, slot: UploadSlot, resume: bool) -> None:
+async def _take(serving: Serving, context: Context, slot: UploadSlot, stream: UploadStream, resume: bool) -> None:
     """Receives the bytes and asks for the fate; tells the machine if that fails."""
-    stream, sink = slot.stream, slot.sink
+    sink = slot.sink
+    if not serving.uploads.owns(slot, stream):  # its round closed, or a newer stream came, while it was let in
+        if stream.stop_reason == REPLACED:
+            raise PeerError(Reason.OVERLOADED, REPLACED)
+        serving.metrics.contribution_ended(Fate.ABORTED)
+        await _answer(context, Fate.ABORTED)
+        return
     if not resume:
         sink.restart()
     hold = slot.buffer.hold()

@@ -5,9 +5,11 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import structlog
 
 from decoupled_diloco.arrays.fragments import fragment_schema
 from decoupled_diloco.core import learner_events as lev
+from decoupled_diloco.core.effects import Admission
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.events import ContributionFailed, FragmentApplied, ProgressReported
 from decoupled_diloco.core.ids import Fate, RoundState
@@ -344,3 +346,32 @@ async def test_the_bits_of_theta_are_those_of_the_outer_step(tmp_path):
         assert np.array_equal(np.frombuffer(payload, np.float32), np.full(SIZES[0], 1.125, np.float32))
         assert codec.fragment_version_from_wire(got.version) == news
         assert got.version.value_count == SIZES[0]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_a_slot_that_is_lost_while_its_stream_is_let_in_is_answered_and_no_fault(
+    tmp_path, monkeypatch, taken_over
+):
+    async with syncer(tmp_path, keep_open()) as running, attached(running) as learner:
+        ask = await learner.event(lev.Asked)
+        header = learner.link.header(ask, "float32")
+        uploads, driver = running.serving.uploads, running.serving.driver
+        decide = driver.request
+
+        async def lost_meanwhile(make_event, *answers):
+            answer = await decide(make_event, *answers)
+            if isinstance(answer, Admission) and (slot := uploads.find("a", learner.link.incarnation, ask.round)):
+                if taken_over:
+                    uploads.open(slot.header, slot.encoding)
+                else:
+                    uploads.close_round(ask.round, "the round has closed")
+            return answer
+
+        monkeypatch.setattr(driver, "request", lost_meanwhile)
+        with structlog.testing.capture_logs() as logs:
+            call = learner.link.bulk.UploadContribution()
+            await call.write(request(header))
+            assert await outcome(learner.link, call) == (Reason.OVERLOADED if taken_over else Fate.ABORTED)
+        assert [entry for entry in logs if entry["log_level"] == "error"] == []
+        monkeypatch.undo()
+        assert await learner.link.upload(header, delta_of(ask.fragment)) is Fate.ACCEPTED
