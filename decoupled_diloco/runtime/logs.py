@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import TextIO, TypeAlias
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 QUIET_LIBRARIES = ("absl", "asyncio", "grpc", "jax", "orbax", "urllib3", "aiohttp.access")
 """Loggers that start at WARNING, whatever the process's level."""
+
+TRACEBACK_FRAMES_MAX = 20
+"""Frames of each exception that a log line shows."""
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -122,9 +126,17 @@ def _renderers(is_human: bool, stream: TextIO) -> list[Processor]:
     if is_human:
         return [
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False, key="time"),
-            structlog.dev.ConsoleRenderer(colors=stream.isatty(), timestamp_key="time"),
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), timestamp_key="time", exception_formatter=_write_traceback
+            ),
         ]
-    return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+    frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=TRACEBACK_FRAMES_MAX)
+    return [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer(default=str)]
+
+
+def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Plain, innermost frames only, and never the values of variables, which may be large or secret."""
+    traceback.print_exception(*exc_info, limit=-TRACEBACK_FRAMES_MAX, file=stream)
 
 
 class _Context:

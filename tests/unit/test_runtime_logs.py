@@ -54,6 +54,30 @@ def test_exceptions_stay_on_one_line() -> None:
     assert line["exception"][0]["exc_value"] == "boom"
 
 
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_tracebacks_are_short_and_hold_no_values_of_variables(form: str) -> None:
+    def dive(depth: int) -> None:
+        secret = "token-" + "1234"
+        if depth == 0:
+            raise ValueError("boom")
+        dive(depth - 1)
+        del secret
+
+    stream = io.StringIO()
+    configure_logs(form=form, stream=stream)
+    try:
+        dive(200)
+    except ValueError:
+        get_logger("x").exception("task_died")
+        logging.getLogger("somelib").exception("that failed")
+    text = stream.getvalue()
+    assert text.count("boom") >= 2
+    assert "token-1234" not in text
+    assert "secret =" not in text.replace('secret = "token-"', "")
+    assert len(text.splitlines()) < 120
+    assert len(text) < 20_000
+
+
 def test_levels_hold_per_logger_and_below_it() -> None:
     stream = io.StringIO()
     configure_logs("warning", levels={"app.store": "debug"}, stream=stream)
