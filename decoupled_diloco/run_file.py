@@ -21,6 +21,11 @@ from decoupled_diloco.runtime.config_layers import (
 ENVIRONMENT_PREFIX = "DECOUPLED_DILOCO_"
 RUN_FILE_VARIABLE = "DECOUPLED_DILOCO_RUN_FILE"
 """Names the run file where the flag does not."""
+ADMIN_ADDRESS_VARIABLE = "DECOUPLED_DILOCO_ADMIN_ADDRESS"
+"""Where syncerctl finds the syncer's admin port."""
+OTHER_VARIABLES = frozenset({RUN_FILE_VARIABLE, ADMIN_ADDRESS_VARIABLE})
+"""Variables with `ENVIRONMENT_PREFIX` that are no settings of a run: all that syncerctl reads must be here, since one
+environment serves all programs."""
 
 _RunConfigT = TypeVar("_RunConfigT", bound=RunConfig)
 
@@ -64,7 +69,7 @@ def resolve_run(
         run_file = Path(environ[RUN_FILE_VARIABLE])
     layers = [
         file_layer(model, run_file, foreign) if run_file is not None else Layer(),
-        environment_layer(model, environ, ENVIRONMENT_PREFIX, {RUN_FILE_VARIABLE}, foreign),
+        environment_layer(model, environ, ENVIRONMENT_PREFIX, OTHER_VARIABLES, foreign),
         assignment_layer(model, assignments),
         flags or Layer(),
     ]

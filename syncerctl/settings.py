@@ -7,11 +7,12 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
+from decoupled_diloco.run_file import ADMIN_ADDRESS_VARIABLE
 from decoupled_diloco.runtime.config import Finding
 from decoupled_diloco.runtime.process_settings import AddressText, CallerTlsSettings, check_address
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50052"
-ADDRESS_VARIABLE: Final = "DECOUPLED_DILOCO_ADMIN_ADDRESS"
+ADDRESS_VARIABLE: Final = ADMIN_ADDRESS_VARIABLE
 
 
 class ConnectionSettings(CallerTlsSettings):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from decoupled_diloco.command_line import Program, run_program
 from decoupled_diloco.config import RunConfig
@@ -23,6 +24,7 @@ from learner_service.config import (
 )
 from syncer_service.config import PROGRAM as SYNCER_PROGRAM
 from syncer_service.config import SyncerDocument
+from syncerctl.commands import app as syncerctl
 
 PROGRAMS: list[Program[Any]] = [SYNCER_PROGRAM, LEARNER_PROGRAM, EVALUATOR_PROGRAM]
 
@@ -82,6 +84,21 @@ def test_one_file_and_one_environment_serve_all_processes(tmp_path: Path) -> Non
         "c",
         2,
     )
+
+
+def variables_of_syncerctl() -> set[str]:
+    commands = typer.main.get_command(syncerctl).commands.values()  # type: ignore[attr-defined]
+    named = [parameter.envvar for command in commands for parameter in command.params if parameter.envvar]
+    return {name for names in named for name in ([names] if isinstance(names, str) else names)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.section)
+def test_the_variables_of_syncerctl_are_in_no_programs_way(program: Program[Any]) -> None:
+    variables = variables_of_syncerctl()
+    assert "DECOUPLED_DILOCO_ADMIN_ADDRESS" in variables
+    code, out, err, _ = run(program, "validate", environ=dict.fromkeys(variables, "10.0.0.1:7"))
+    assert (code, err) == (0, "")
+    assert "valid" in out
 
 
 def test_a_wrong_own_section_is_found_by_the_process_it_belongs_to(tmp_path: Path) -> None:
