@@ -14,6 +14,7 @@ from decoupled_diloco.runtime.logs import configure_logs, get_logger
 from decoupled_diloco.runtime.malloc import tune_malloc
 from syncer_service.app import serve
 from syncer_service.config import PROGRAM, SyncerDocument
+from syncer_service.shell import ROUNDS_LOGGER
 
 SWITCH_SECONDS: Final = 0.0005
 """How soon a busy thread lets another one run: a merge in Python code would otherwise starve the event loop."""
@@ -26,7 +27,13 @@ def main() -> int:
 
 def _serve(resolved: Resolved[SyncerDocument]) -> int:
     settings = resolved.value.syncer
-    configure_logs(settings.log_level, settings.log_format, settings.log_levels, context={"service": "syncer"})
+    configure_logs(
+        settings.log_level,
+        settings.log_format,
+        settings.log_levels,
+        context={"service": "syncer"},
+        details=(ROUNDS_LOGGER,),
+    )
     log = get_logger("syncer_service")
     for warning in resolved.warnings:
         log.warning("settings_doubtful", reason=warning)

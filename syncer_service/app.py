@@ -193,6 +193,7 @@ async def _build(
     tasks.start(telemetry.watch_loop_lag(clock), "event-loop lag")
     tasks.start(ending.run(), "ending", may_finish=True)
     tasks.start(overview.tell_waits(), "telling what the run waits for")
+    tasks.start(overview.tell_progress(), "telling how far the run is")
     return _Parts(serving, overview, telemetry, tasks, ending, stop)
 
 

@@ -26,6 +26,9 @@ PAGE_ROUNDS: Final = 24
 WAITS_LOOK_SECONDS: Final = 1.0
 """How often the log looks whether the run waits for learners."""
 
+PROGRESS_SECONDS: Final = 10.0
+"""How often the log says how far the run has come."""
+
 log = get_logger(__name__)
 
 
@@ -77,12 +80,39 @@ class Overview:
     async def tell_waits(self) -> None:
         """Logs once whenever the run begins to wait for learners, and when it goes on; until it is cancelled."""
         changes = ChangeLog(log)
+        has_waited = False
         while True:
             status = self._machine.status(self._clock.now())
-            waits = status.live_count == 0 and status.phase in (RunPhase.INITIALIZING, RunPhase.RUNNING)
-            changes.note("run_waits" if waits else "run_goes_on", status.reason if waits else status.phase.value)
-            changes.forget("run_goes_on" if waits else "run_waits")
+            # A pause and the end have lines of their own; a run that waited before them has not gone on.
+            if status.phase in (RunPhase.INITIALIZING, RunPhase.RUNNING):
+                if status.live_count == 0:
+                    changes.note("run_waits", status.reason)
+                    has_waited = True
+                elif has_waited:
+                    count = status.live_count
+                    log.info("run_goes_on", reason="1 learner is live" if count == 1 else f"{count} learners are live")
+                    changes.forget("run_waits")
+                    has_waited = False
             await asyncio.sleep(WAITS_LOOK_SECONDS)
+
+    async def tell_progress(self) -> None:
+        """Logs every `PROGRESS_SECONDS` how far the run has come, if it has come any further; until cancelled."""
+        told = 0
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            status = self._machine.status(self._clock.now())
+            if status.rounds_committed_count == told:
+                continue
+            told = status.rounds_committed_count
+            log.info(
+                "run_progress",
+                global_step=status.global_step,
+                total_steps=status.total_steps,
+                rounds_committed=told,
+                rounds_abandoned=status.rounds_abandoned_count,
+                learners_live=status.live_count,
+                training_loss=None if status.loss is None else round(status.loss, 4),
+            )
 
     def figures(self) -> Figures:
         """All that the metrics read."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final, get_args
 
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
@@ -25,6 +25,11 @@ from syncer_service.store import FragmentCommit, LedgerMember, LedgerRow
 from syncer_service.uploads import UploadSlot
 
 log = get_logger(__name__)
+
+ROUNDS_LOGGER: Final = "syncer_service.rounds"
+"""Logger of what happens in every round."""
+
+rounds_log = get_logger(ROUNDS_LOGGER)
 
 BROADCASTS = (fx.CloseRound, fx.PublishFragment, fx.ChangePolicy)
 """Instructions without a learner: they go to everybody."""
@@ -178,7 +183,8 @@ class Shell:
         closed = self._machine.list_rounds(1, before=effect.round + 1, now=self._clock.now())
         if closed and closed[0].round == effect.round:
             self._serving.metrics.round_closed(closed[0])
-        log.info(
+        say = rounds_log.info if effect.committed else log.info
+        say(
             "round_committed" if effect.committed else "round_abandoned",
             round=effect.round,
             fragment=effect.fragment,

@@ -45,13 +45,21 @@ def show_status(console: Console, run: Plain, learners: Sequence[Plain]) -> None
         f"rounds {run['rounds_committed_count']:,} committed, {run['rounds_abandoned_count']:,} abandoned   "
         f"H {run['effective_interval_steps']:.1f}"
     )
-    figures = [f"{name} {value:.4g}" for name, value in run["evaluation"].items()]
     loss = [] if run["loss"] is None else [f"training loss {run['loss']:.4g}"]
-    console.print("   ".join([f"tokens {goodput['tokens_processed']:,} processed", *loss, *figures]))
+    console.print("   ".join([f"tokens {goodput['tokens_processed']:,} processed", *loss]))
+    if run["evaluation"]:
+        ordered = sorted(run["evaluation"].items(), key=lambda item: (item[0] != "loss", item[0]))
+        figures = [f"{_figure_name(name)} {value:.4g}" for name, value in ordered]
+        console.print("   ".join([f"evaluated at step {run['evaluation_global_step']:,}:", *figures]), markup=False)
     console.print()
     show_learners(console, learners[:STATUS_LEARNERS_MAX])
     if len(learners) > STATUS_LEARNERS_MAX:
         console.print(f"and {len(learners) - STATUS_LEARNERS_MAX} more: syncerctl learners")
+
+
+def _figure_name(name: str) -> str:
+    """An evaluation's loss is of data that nobody trains on; the training loss is another figure."""
+    return "held-out loss" if name == "loss" else name.replace("_", " ")
 
 
 def show_learners(console: Console, learners: Sequence[Plain]) -> None:

@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TextIO, TypeAlias
 
 import structlog
@@ -48,6 +48,7 @@ def configure_logs(
     *,
     context: Mapping[str, str] | None = None,
     stream: TextIO | None = None,
+    details: Collection[str] = (),
 ) -> None:
     """Sets up the logs of this process. May be called again; the last call holds.
 
@@ -57,6 +58,8 @@ def configure_logs(
         levels: Levels of single loggers by name.
         context: Keys that every line carries, for example service and learner.
         stream: Where to; default standard error.
+        details: Loggers with more lines than people read: in the human form they start at WARNING, unless `level`
+            is debug or `levels` names them.
     """
     stream = stream or sys.stderr
     is_human = form == "human" or (form == "auto" and stream.isatty())
@@ -90,7 +93,8 @@ def configure_logs(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(_LEVELS[level])
-    _set_levels(level, levels or {})
+    chosen = dict.fromkeys(details, "warning") if is_human and level == "info" else {}
+    _set_levels(level, {**chosen, **(levels or {})})
 
 
 def default_logs(level: str = "info") -> None:

@@ -62,7 +62,7 @@ class GoodputFigures(_message.Message):
     def __init__(self, goodput: _Optional[float] = ..., token_goodput: _Optional[float] = ..., participation: _Optional[float] = ..., uptime: _Optional[float] = ..., tokens_processed: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., tokens_discarded: _Optional[_Mapping[str, float]] = ..., activity_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "phase", "reason", "global_step", "total_steps", "rounds_committed_count", "rounds_abandoned_count", "learners_registered_count", "learners_live_count", "learners_participating_count", "goodput", "fragments", "effective_interval_steps", "warnings", "evaluation", "loss", "uptime_duration", "config_values")
+    __slots__ = ("run_id", "phase", "reason", "global_step", "total_steps", "rounds_committed_count", "rounds_abandoned_count", "learners_registered_count", "learners_live_count", "learners_participating_count", "goodput", "fragments", "effective_interval_steps", "warnings", "evaluation", "loss", "uptime_duration", "config_values", "evaluation_global_step")
     class EvaluationEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Run(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_DURATION_FIELD_NUMBER: _ClassVar[int]
     CONFIG_VALUES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     reason: str
@@ -113,7 +114,8 @@ class Run(_message.Message):
     loss: float
     uptime_duration: _duration_pb2.Duration
     config_values: _containers.ScalarMap[str, str]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., rounds_committed_count: _Optional[int] = ..., rounds_abandoned_count: _Optional[int] = ..., learners_registered_count: _Optional[int] = ..., learners_live_count: _Optional[int] = ..., learners_participating_count: _Optional[int] = ..., goodput: _Optional[_Union[GoodputFigures, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentVersion, _Mapping]]] = ..., effective_interval_steps: _Optional[float] = ..., warnings: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., loss: _Optional[float] = ..., uptime_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., config_values: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    evaluation_global_step: int
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., rounds_committed_count: _Optional[int] = ..., rounds_abandoned_count: _Optional[int] = ..., learners_registered_count: _Optional[int] = ..., learners_live_count: _Optional[int] = ..., learners_participating_count: _Optional[int] = ..., goodput: _Optional[_Union[GoodputFigures, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentVersion, _Mapping]]] = ..., effective_interval_steps: _Optional[float] = ..., warnings: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., loss: _Optional[float] = ..., uptime_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., config_values: _Optional[_Mapping[str, str]] = ..., evaluation_global_step: _Optional[int] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ()

@@ -49,7 +49,8 @@ def run_to_wire(
     return apb.Run(
         run_id=run_id,
         phase=_PHASES[status.phase],
-        reason=status.reason,
+        # The phase is beside it.
+        reason=status.reason.removeprefix(f"{status.phase.value}: "),
         global_step=status.global_step,
         total_steps=status.total_steps,
         rounds_committed_count=status.rounds_committed_count,
@@ -67,6 +68,7 @@ def run_to_wire(
         effective_interval_steps=status.effective_interval_steps,
         warnings=status.warnings,
         evaluation=status.evaluation,
+        evaluation_global_step=status.evaluation_global_step,
         loss=status.loss,
         uptime_duration=duration_to_wire(uptime_seconds),
         config_values=config_values,

@@ -10,6 +10,7 @@ from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.ids import Fate, Role, RunPhase
 from decoupled_diloco.core.learner_effects import Hold
 from decoupled_diloco.wire import control
+from syncer_service import overview
 from tests.integration.protocol_learner import ProtocolLearner, Script
 from tests.integration.protocol_link import Link
 from tests.integration.syncers import config_of, machine_of, syncer, until
@@ -135,4 +136,26 @@ async def test_without_learners_the_syncer_says_that_it_waits(tmp_path):
             await ended(task)
     told = [(line["event"], line["reason"]) for line in lines if line["event"].startswith("run_")]
     assert told[0] == ("run_waits", "waiting for learners to join")
-    assert told.count(("run_goes_on", "running")) == 1
+    assert told.count(("run_goes_on", "1 learner is live")) == 1
+
+
+async def test_a_pause_and_the_end_are_no_going_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(overview, "WAITS_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(overview, "PROGRESS_SECONDS", 0.02)
+    with structlog.testing.capture_logs() as lines:
+        config = config_of()
+        async with syncer(tmp_path, config) as running:
+            task = asyncio.create_task(learner(running, config, "a").run())
+            await until(running, lambda: any(line["event"] == "run_progress" for line in lines))
+            driver = running.serving.driver
+            await driver.request(lambda token: ev.PauseRequested(token, "lunch"), type(None))
+            await asyncio.sleep(0.1)
+            await driver.request(lambda token: ev.FinishRequested(token, "enough"), type(None))
+            await asyncio.wait_for(running.ending.exported, 20)
+            await asyncio.wait_for(task, 20)
+    goes_on = [line["reason"] for line in lines if line["event"] == "run_goes_on"]
+    assert goes_on == ["1 learner is live"]
+    progress = [line for line in lines if line["event"] == "run_progress"]
+    counts = [line["rounds_committed"] for line in progress]
+    assert counts == sorted(set(counts))
+    assert progress[0]["learners_live"] == 1

@@ -90,13 +90,25 @@ async def test_status_learners_and_rounds_of_a_run(tmp_path):
 
 async def test_pause_resume_finish(tmp_path):
     async with training(tmp_path, "a") as running:
-        assert "test is paused: paused: for a look" in await ctl(running, "pause", "--reason", "for a look")
+        assert "test is paused: for a look" in await ctl(running, "pause", "--reason", "for a look")
         assert json.loads(await ctl(running, "pause", "--json"))["run"]["phase"] == "paused"
         assert "test is running" in await ctl(running, "resume")
         assert "test is finish" in await ctl(running, "finish", "--reason", "enough")
         await until(running, lambda: machine_of(running).phase is RunPhase.FINISHED)
         assert "WRONG_STATE" in await ctl(running, "pause", code=4)
         assert json.loads(await ctl(running, "finish", "--json"))["run"]["phase"] == "finished"
+
+
+async def test_the_two_losses_have_names_and_an_evaluation_has_its_step(tmp_path):
+    async with syncer(tmp_path) as running:
+        machine = machine_of(running)
+        machine.evaluation = {"loss": 2.0, "bits_per_byte": 1.5}
+        machine.evaluation_global_step = 1024
+        text = await ctl(running, "status")
+        assert "evaluated at step 1,024:   held-out loss 2   bits per byte 1.5" in text
+        _, page = await fetch(running, "")
+        assert "held-out loss" in page
+        assert json.loads((await fetch(running, "status.json"))[1])["run"]["evaluation_global_step"] == 1024
 
 
 async def test_pages_of_learners_hold_together(tmp_path):

@@ -34,6 +34,7 @@ def test_a_run_in_plain_values_is_json_with_every_field():
 def test_what_json_has_no_form_for_is_null():
     machine = SyncerMachine(Policy())
     machine.evaluation = {"loss": 2.0}
+    machine.evaluation_global_step = 24
     message = run_of(machine)
     message.goodput.goodput = float("nan")
     message.loss = float("inf")
@@ -41,6 +42,7 @@ def test_what_json_has_no_form_for_is_null():
     assert shown["goodput"]["goodput"] is None
     assert shown["loss"] is None
     assert shown["evaluation"] == {"loss": 2.0}
+    assert shown["evaluation_global_step"] == 24
 
 
 def test_a_learner_without_a_step_time_has_none():

@@ -111,6 +111,27 @@ def test_people_get_text_on_request_and_json_when_it_is_not_a_terminal() -> None
     assert stream.getvalue().startswith("{")
 
 
+@pytest.mark.parametrize(
+    ("form", "level", "levels", "is_seen"),
+    [
+        ("json", "info", {}, True),
+        ("human", "info", {}, False),
+        ("human", "debug", {}, True),
+        ("human", "info", {"app.rounds": "info"}, True),
+        ("human", "error", {}, False),
+    ],
+)
+def test_details_are_for_programs_and_for_people_who_ask(
+    form: str, level: str, levels: dict[str, str], is_seen: bool
+) -> None:
+    stream = io.StringIO()
+    configure_logs(level, form, levels, stream=stream, details=("app.rounds",))
+    get_logger("app.rounds").info("round_committed")
+    assert ("round_committed" in stream.getvalue()) is is_seen
+    get_logger("app.rounds").warning("strange")
+    assert ("strange" in stream.getvalue()) is (level != "error")
+
+
 def test_a_reason_is_told_when_it_changes() -> None:
     stream = io.StringIO()
     configure_logs(stream=stream)
