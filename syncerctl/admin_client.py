@@ -8,9 +8,10 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
+from decoupled_diloco.core.errors import UnreachableError
 from decoupled_diloco.runtime.channel import open_sync_channel
 from decoupled_diloco.runtime.ports import parse_address
-from decoupled_diloco.runtime.tls import channel_credentials
+from decoupled_diloco.runtime.tls import channel_credentials, speaks_tls
 from decoupled_diloco.v1 import admin_pb2 as apb
 from decoupled_diloco.v1.admin_pb2_grpc import AdminServiceStub
 from decoupled_diloco.wire.admin import Plain, plain
@@ -19,6 +20,10 @@ from syncerctl.settings import ConnectionSettings
 
 PAGE_SIZE: Final = 500
 """Learners or rounds asked for at a time."""
+
+
+class TransportError(Exception):
+    """The syncer is there, but the two ends do not agree on TLS. The text says what to change."""
 
 
 class AdminClient:
@@ -35,6 +40,7 @@ class AdminClient:
         files = settings.tls_files("syncerctl")
         credentials = channel_credentials(files) if files is not None else None
         address = parse_address(settings.address)
+        self._settings = settings
         self._timeout_seconds = settings.timeout_seconds
         self._channel = open_sync_channel(address, credentials, settings.tls_server_name)
         self._stub = AdminServiceStub(self._channel)
@@ -90,8 +96,35 @@ class AdminClient:
         Raises:
             PeerError: The syncer refused.
             UnreachableError: No answer came.
+            TransportError: No answer came because of TLS.
         """
         try:
             return method(request, timeout=self._timeout_seconds)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            failure = from_rpc_error(error)
+            if isinstance(failure, UnreachableError) and (words := self._transport_problem(failure.text)):
+                raise TransportError(words) from error
+            raise failure from error
+
+    def _transport_problem(self, text: str) -> str | None:
+        """Why TLS is the reason that a call failed with this text, or None if it is not."""
+        settings = self._settings
+        spoken = speaks_tls(parse_address(settings.address), self._timeout_seconds)
+        if spoken is None or not (spoken or settings.uses_tls):
+            return None
+        if not settings.uses_tls:
+            return (
+                f"{settings.address} speaks TLS and this call was plaintext: give --tls-ca FILE with the authority "
+                "that signed the syncer's certificate (or --tls-system-roots)"
+            )
+        if not spoken:
+            return (
+                f"{settings.address} speaks plaintext and this call was TLS: leave out --tls-ca and --tls-system-roots"
+                " (off loopback --insecure is needed then), or give the syncer a certificate"
+            )
+        if settings.tls_certificate is None and "CERTIFICATE_VERIFY_FAILED" not in text and "Hostname" not in text:
+            return (
+                f"{settings.address} speaks TLS but closed the connection: it may want a certificate of this end; "
+                f"give --tls-certificate FILE and --tls-key FILE ({text})"
+            )
+        return f"{settings.address} speaks TLS, but no connection came about: {text}"

@@ -19,7 +19,7 @@ from rich.console import Console
 from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.runtime.config import ConfigError, resolve
 from decoupled_diloco.runtime.config_layers import table_layer
-from syncerctl.admin_client import AdminClient
+from syncerctl.admin_client import AdminClient, TransportError
 from syncerctl.screen import show_learners, show_rounds, show_status
 from syncerctl.settings import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ConnectionSettings
 
@@ -137,6 +137,8 @@ def reported() -> Iterator[None]:
         yield
     except ConfigError as error:
         _fail(ExitCode.USAGE, "; ".join(error.problems))
+    except TransportError as error:
+        _fail(ExitCode.UNREACHABLE, str(error))
     except UnreachableError as error:
         _fail(
             ExitCode.UNREACHABLE,

@@ -6,6 +6,7 @@ certificate needs no restart. Anything wrong with the files is a `ConfigError` t
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections.abc import Sequence
@@ -162,6 +163,29 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
         private_key=read(files.key),
         certificate_chain=read(files.certificate),
     )
+
+
+def speaks_tls(address: Address, timeout_seconds: float) -> bool | None:
+    """Whether what listens at an address speaks TLS, found out by greeting it; None if nothing answers.
+
+    For explanations of calls that failed only: no certificate is looked at.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((address.host, address.port), timeout_seconds) as connection,
+            context.wrap_socket(connection, server_hostname=address.host),
+        ):
+            return True
+    except ssl.SSLEOFError:
+        return False
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # a refusal in TLS is TLS; anything else was no answer to the greeting
+    except OSError:
+        return None
 
 
 def plaintext_problem(address: Address, ways_out: Sequence[str]) -> str | None:

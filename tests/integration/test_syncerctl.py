@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,6 +18,8 @@ from syncerctl.commands import app
 from tests.integration.protocol_learner import ProtocolLearner, Script
 from tests.integration.protocol_link import Link
 from tests.integration.syncers import config_of, fetch, machine_of, syncer, until
+
+TLS = Path(__file__).resolve().parents[1] / "data" / "tls"
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +141,31 @@ def test_without_a_syncer_it_says_so_and_exits_with_3():
     assert result.exit_code == 3
     assert "no answer from the syncer" in result.stderr
     assert "DECOUPLED_DILOCO_ADMIN_ADDRESS" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("served", "called", "words"),
+    [
+        (["tls_certificate", "tls_key"], [], "speaks TLS and this call was plaintext: give --tls-ca"),
+        ([], ["--tls-ca", str(TLS / "authority.pem")], "speaks plaintext and this call was TLS: leave out --tls-ca"),
+        (["tls_certificate", "tls_key"], ["--tls-system-roots"], "is not signed by the authorities given here"),
+        (
+            ["tls_certificate", "tls_key", "tls_client_ca"],
+            ["--tls-ca", str(TLS / "authority.pem"), "--tls-server-name", "syncer.test"],
+            "give --tls-certificate FILE and --tls-key FILE",
+        ),
+    ],
+)
+async def test_ends_that_do_not_agree_on_tls_are_told_so(tmp_path, served, called, words):
+    files = {
+        "tls_certificate": TLS / "server.pem",
+        "tls_key": TLS / "server.key",
+        "tls_client_ca": TLS / "authority.pem",
+    }
+    async with syncer(tmp_path, **{name: files[name] for name in served}) as running:
+        text = await ctl(running, "status", *called, code=3)
+    assert words in text
+    assert "is this its admin port" not in text
 
 
 @pytest.mark.parametrize(
