@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from decoupled_diloco.config import PRESET_FIELD, RunConfig
 from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.run_file import RUN_FILE_VARIABLE, resolve_run
-from decoupled_diloco.runtime.config import ConfigError, Resolved
+from decoupled_diloco.runtime.config import ConfigError, Resolved, with_origins
 from decoupled_diloco.runtime.config_fields import (
     FieldEntry,
     expectation,
@@ -175,7 +175,10 @@ def run_program(
                 print(f"{program.name}: warning: {warning}", file=err)
             print(_answer(options.print_config, resolved), file=out, end="")
             return ExitCode.OK
-        return serve(resolved)
+        try:
+            return serve(resolved)
+        except ConfigError as error:
+            raise with_origins(error, resolved) from error
     except ConfigError as error:
         print(error_text(program.name, error), file=err)
         return ExitCode.CONFIG

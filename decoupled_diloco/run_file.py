@@ -76,6 +76,17 @@ def resolve_run(
     return resolve(model, layers, presets())
 
 
+def no_file_hint(resolved: Resolved[_RunConfigT]) -> str | None:
+    """What to tell somebody who may have forgotten the run file; None if values of one are used."""
+    if any(origin.startswith("file ") for origin in resolved.origins.values()):
+        return None
+    preset = resolved.value.run.preset
+    return (
+        f'no values from a run file are used: what is not set otherwise is that of preset "{preset}" and the defaults '
+        f"(--print-config shows all); give --run-file FILE or set {RUN_FILE_VARIABLE}"
+    )
+
+
 def run_config(values: Mapping[str, object] | None = None, run_file: Path | None = None) -> RunConfig:
     """A run configuration from a program: a file, and nested values above it.
 

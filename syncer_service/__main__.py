@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from decoupled_diloco.command_line import run_program
+from decoupled_diloco.run_file import no_file_hint
 from decoupled_diloco.runtime.config import Resolved
 from decoupled_diloco.runtime.lifecycle import SignalWatch, StopRequest
 from decoupled_diloco.runtime.logs import configure_logs, get_logger
@@ -37,6 +38,8 @@ def _serve(resolved: Resolved[SyncerDocument]) -> int:
     log = get_logger("syncer_service")
     for warning in resolved.warnings:
         log.warning("settings_doubtful", reason=warning)
+    if hint := no_file_hint(resolved):
+        log.info("no_run_file", run=resolved.value.run.id, reason=hint)
     malloc = tune_malloc()
     log.debug("malloc", tuned=malloc.is_applied, reason=malloc.reason)
     sys.setswitchinterval(SWITCH_SECONDS)

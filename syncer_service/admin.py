@@ -82,8 +82,13 @@ class AdminServicer(AdminServiceServicer):
     async def FinishRun(self, request: apb.FinishRunRequest, context: Context) -> apb.FinishRunResponse:  # noqa: N802
         """Finishes."""
         reason = request.reason[:REASON_CHARACTERS_MAX]
+        warning = self._overview.finish_warning()
         await self._command("FinishRun", context, lambda token: ev.FinishRequested(token, reason), reason)
-        return apb.FinishRunResponse(run=self._overview.run())
+        run = self._overview.run()
+        if warning is not None:
+            run.warnings.append(warning)
+            log.warning("finishes_below_quorum", reason=warning)
+        return apb.FinishRunResponse(run=run)
 
     async def _command(
         self, call: str, context: Context, make_event: Callable[[int], ev.Event], reason: str = ""

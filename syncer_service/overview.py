@@ -69,6 +69,18 @@ class Overview:
         found = self._machine.list_rounds(limit, before, self._clock.now())
         return [round_to_wire(status) for status in found]
 
+    def finish_warning(self) -> str | None:
+        """What an operator who finishes the run now should know: too few learners are live for the last rounds."""
+        policy, status = self._machine.policy, self._machine.status(self._clock.now())
+        required = policy.quorum_minimum if policy.below_quorum == "wait" else 1
+        missing = required - status.live_count
+        if missing <= 0 or status.phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
+            return None
+        return (
+            f"only {status.live_count} of {required} learners that a round needs (quorum.minimum) are live, "
+            f"{missing} too few: the last rounds cannot be merged, and the model is that of the newest committed rounds"
+        )
+
     def page(self) -> Plain:
         """All that the status page shows, as plain values."""
         return {

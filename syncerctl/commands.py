@@ -206,11 +206,13 @@ def resume(client: AdminClient, out: Out) -> None:
 @command
 def finish(client: AdminClient, out: Out, reason: Reason = "") -> None:
     """Ends the run in good order: one last round of every fragment, export, goodbye."""
-    _after(out, client.finish(reason))
+    _after(out, client.finish(reason), shows_warnings=True)
 
 
-def _after(out: Out, run: dict[str, Any]) -> None:
+def _after(out: Out, run: dict[str, Any], shows_warnings: bool = False) -> None:
     if out.as_json:
         out.json({"run": run})
-    else:
-        out.console.print(f"{run['run_id']} is {run['phase']}: {run['reason']}", markup=False)
+        return
+    out.console.print(f"{run['run_id']} is {run['phase']}: {run['reason']}", markup=False)
+    for warning in run["warnings"] if shows_warnings else ():
+        out.console.print(f"warning: {warning}", markup=False)

@@ -7,9 +7,10 @@ the value, its origin and what would be right, and all complaints come together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -27,6 +28,8 @@ from decoupled_diloco.runtime.config_fields import (
 from decoupled_diloco.runtime.config_layers import Layer, Setting, table_layer
 
 DEFAULT_ORIGIN = "default"
+
+_ASSIGNMENTS: Final = re.compile(r'(?:^|(?<=, ))([a-z_]+(?:\.[a-z_]+)+) = "[^"]*"(?! \()')
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 SectionT = TypeVar("SectionT", bound="Section")
@@ -102,6 +105,20 @@ class Resolved(Generic[ModelT]):
     def origin(self, name: str) -> str:
         """Where the value of a field (dotted name) was written; "default" if nowhere."""
         return self.origins.get(tuple(name.split(".")), DEFAULT_ORIGIN)
+
+
+def with_origins(error: ConfigError, resolved: Resolved[ModelT]) -> ConfigError:
+    """The same complaints about values that were found wanting when they were used, with where each was written.
+
+    Args:
+        error: Its problems may begin with `section.key = value`, the form in which `resolve` complains too.
+        resolved: Knows the origins.
+    """
+
+    def told(found: re.Match[str]) -> str:
+        return f"{found[0]} ({resolved.origin(found[1])})"
+
+    return ConfigError([_ASSIGNMENTS.sub(told, problem) for problem in error.problems])
 
 
 def resolve(model: type[ModelT], layers: Sequence[Layer], presets: Presets | None = None) -> Resolved[ModelT]:

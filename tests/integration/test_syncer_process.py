@@ -49,6 +49,8 @@ def processes():
 def test_sigterm_ends_it_cleanly_and_tells_where_the_page_is(tmp_path, processes):
     process = start(tmp_path, *FREE_PORTS)
     processes.append(process)
+    hint = read_until(process, "no_run_file")
+    assert 'preset "small"' in hint["reason"]
     ready = read_until(process, "syncer_ready")
     assert ready["page"].startswith("http://127.0.0.1:")
     assert ready["waits_for"] == "learners"
@@ -82,7 +84,7 @@ def test_a_port_in_use_is_one_paragraph_and_exit_code_2(tmp_path, processes):
         process = start(tmp_path, *FREE_PORTS, "--admin-listen", f"127.0.0.1:{port}")
         processes.append(process)
         assert process.wait(20) == 2
-    (paragraph,) = process.stderr.read().splitlines()
+    paragraph = process.stderr.read().splitlines()[-1]
     assert "syncer.admin_listen" in paragraph
     assert f"another process already listens on port {port}" in paragraph
 
@@ -94,6 +96,24 @@ async def test_every_port_says_which_setting_to_change(tmp_path, setting):
         with pytest.raises(ConfigError, match=f"syncer.{setting} = .*another process already listens on port {port}"):
             async with syncer(tmp_path, **{setting: f"127.0.0.1:{port}"}):
                 pass
+
+
+@pytest.mark.parametrize("path", ["/proc/x", "/dev/full", "pyproject.toml/output"])
+def test_an_output_directory_that_cannot_be_used_is_one_paragraph_and_exit_code_2(processes, path):
+    process = start(path, *FREE_PORTS)
+    processes.append(process)
+    assert process.wait(20) == 2
+    *before, paragraph = process.stderr.read().splitlines()
+    assert all('"no_run_file"' in line for line in before)
+    assert f'syncer.output_dir = "{path}" (flag --output-dir): the model could not be written there' in paragraph
+
+
+def test_files_that_cannot_be_used_are_named_with_where_they_were_written(tmp_path, processes):
+    process = start(tmp_path, *FREE_PORTS, "--tls-certificate", "/nowhere.pem", "--tls-key", str(TLS / "server.key"))
+    processes.append(process)
+    assert process.wait(20) == 2
+    paragraph = process.stderr.read().splitlines()[-1]
+    assert 'syncer.tls_certificate = "/nowhere.pem" (flag --tls-certificate): there is no such file' in paragraph
 
 
 async def test_files_that_do_not_belong_together_are_named(tmp_path):

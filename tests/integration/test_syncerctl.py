@@ -102,6 +102,25 @@ async def test_pause_resume_finish(tmp_path):
         assert json.loads(await ctl(running, "finish", "--json"))["run"]["phase"] == "finished"
 
 
+@pytest.mark.parametrize("below_quorum", ["wait", "degrade"])
+async def test_finishing_with_too_few_learners_says_what_is_lost(tmp_path, below_quorum):
+    config = config_of(
+        quorum={"minimum": 3, "below_quorum": below_quorum},
+        deadlines={"drain_seconds_max": 0.5},
+    )
+    async with syncer(tmp_path, config) as running:
+        one = ProtocolLearner(str(running.addresses.data), "a", config.to_policy(), Script())
+        task = asyncio.create_task(one.run())
+        await until(running, lambda: machine_of(running).phase is RunPhase.RUNNING)
+        text = await ctl(running, "finish")
+        expected = "only 1 of 3 learners that a round needs (quorum.minimum) are live, 2 too few"
+        assert (expected in text) is (below_quorum == "wait")
+        again = await ctl(running, "finish")
+        assert expected not in again
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_the_two_losses_have_names_and_an_evaluation_has_its_step(tmp_path):
     async with syncer(tmp_path) as running:
         machine = machine_of(running)

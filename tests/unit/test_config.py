@@ -10,7 +10,7 @@ import pytest
 
 from decoupled_diloco.config import DeadlinesSection, RunConfig, describe_differences
 from decoupled_diloco.core.policy import Deadlines, Policy
-from decoupled_diloco.run_file import presets, resolve_run, run_config
+from decoupled_diloco.run_file import no_file_hint, presets, resolve_run, run_config
 from decoupled_diloco.runtime.config import ConfigError
 from decoupled_diloco.runtime.config_print import print_config
 
@@ -53,6 +53,16 @@ def test_every_preset_is_valid() -> None:
 
 def test_an_unknown_preset_names_those_that_exist() -> None:
     assert problems_of("run.preset=big") == ('run.preset = "big" (flag --set run.preset): must be one of small, paper',)
+
+
+def test_without_a_run_file_a_hint_says_what_holds_instead(tmp_path: Path) -> None:
+    hint = no_file_hint(resolve_run(RunConfig))
+    assert hint is not None
+    assert 'preset "small"' in hint
+    assert "--run-file" in hint
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\nid = 'mine'\n")
+    assert no_file_hint(resolve_run(RunConfig, run_file=path)) is None
 
 
 def test_the_environment_names_the_run_file_and_overrides_it(tmp_path: Path) -> None:
