@@ -46,10 +46,10 @@ class Admissions:
 
     def on_join(self, event: ev.JoinRequested, now: float) -> list[fx.Effect]:
         """A learner or observer wants in; a known id gets a new incarnation."""
+        effects = self._take_over(event, now)
         refusal = self._refuse_join(event)
         if refusal is not None:
-            return [fx.Answer(event.request, refusal)]
-        effects: list[fx.Effect] = []
+            return [*effects, fx.Answer(event.request, refusal)]
         old = self.machine.membership.learners.get(event.learner)
         if old is not None and not old.left:
             effects += self._replace(old, now)
@@ -74,15 +74,27 @@ class Admissions:
         text = f"{record.learner} joined as incarnation {record.incarnation}, {place}"
         return [*effects, fx.Answer(event.request, answer), fx.Note("learner_joined", text)]
 
+    def _take_over(self, event: ev.JoinRequested, now: float) -> list[fx.Effect]:
+        """Frees the slot of one learner that is gone for good, for a learner that needs one; fences the former."""
+        if event.role is not Role.LEARNER or not self._is_new(event.learner):
+            return []
+        gone = [r for r in self.machine.membership.with_role() if r.is_gone_for_good(self.machine.policy, now)]
+        if not gone:
+            return []
+        record = min(gone, key=lambda r: r.slot)
+        return self._depart(record, f"it was gone for good; {event.learner} takes its slot {record.slot} over", "died")
+
+    def _is_new(self, learner: str) -> bool:
+        known = self.machine.membership.learners.get(learner)
+        return known is None or known.left or known.role is not Role.LEARNER
+
     def _refuse_join(self, event: ev.JoinRequested) -> fx.Refusal | None:
         if self.machine.phase is RunPhase.FINISHED or (
             self.machine.phase is RunPhase.FINISHING and event.role is Role.LEARNER
         ):
             return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.machine.finish_reason}")
-        known = self.machine.membership.learners.get(event.learner)
-        new = known is None or known.left or known.role is not Role.LEARNER
         if (
-            new
+            self._is_new(event.learner)
             and event.role is Role.LEARNER
             and self.machine.membership.registered_count() >= self.machine.policy.learners_max
         ):
@@ -182,12 +194,15 @@ class Admissions:
         record = self.machine.membership.get(event.learner, event.incarnation)
         if record is None:
             return [fx.Answer(event.request, None)]
+        return [fx.Answer(event.request, None), *self._depart(record, event.reason, "left")]
+
+    def _depart(self, record: LearnerRecord, reason: str, cause: str) -> list[fx.Effect]:
+        """Takes a learner off the run; `cause` says what its open tokens are booked under."""
         effects = self.cut_uploads(record, keep_complete=True, reason="the learner left")
         if record.role is Role.LEARNER:
             pending = self.machine.rounds.pending(record.learner, record.incarnation)
-            accounts.settle_gone(self.machine.ledger, record, pending, "left")
-        record.left, record.left_reason, record.attached = True, event.reason, False
+            accounts.settle_gone(self.machine.ledger, record, pending, cause)
+        record.left, record.left_reason, record.attached = True, reason, False
         effects += self.machine.initial.discard(record, "the learner left")
-        effects.append(fx.Answer(event.request, None))
-        effects.append(fx.ExpireLearner(record.learner, record.incarnation, event.reason))
-        return [*effects, fx.Note("learner_left", f"{record.learner} left: {event.reason}")]
+        effects.append(fx.ExpireLearner(record.learner, record.incarnation, reason))
+        return [*effects, fx.Note("learner_left", f"{record.learner} left: {reason}")]

@@ -9,11 +9,15 @@ it.
 from __future__ import annotations
 
 import bisect
+import itertools
 from dataclasses import dataclass, field
 
 from decoupled_diloco.core.events import Progress
 from decoupled_diloco.core.ids import Activity, LearnerState, Role, Version
 from decoupled_diloco.core.policy import Policy
+
+GONE_LEASES = 30
+"""A learner that has been lost for this many leases is gone for good: a new learner may take its data slot over."""
 
 _STATE_OF_ACTIVITY = {
     Activity.COMPILE: LearnerState.COMPILING,
@@ -130,6 +134,10 @@ class LearnerRecord:
         """Whether it takes part at all."""
         return not (self.left or self.lost)
 
+    def is_gone_for_good(self, policy: Policy, now: float) -> bool:
+        """Whether it has been lost for so long that its slot may be taken over."""
+        return self.lost and not self.left and now - self.lost_at >= GONE_LEASES * policy.deadlines.lease_seconds
+
     def is_live_for_quorum(self, policy: Policy, now: float) -> bool:
         """Whether a round may count on it and wait for it."""
         return self.role is Role.LEARNER and self.attached and self.state(policy, now)[0] is LearnerState.LIVE
@@ -176,11 +184,8 @@ class Membership:
             return -1
         if old is not None and not old.left and old.slot >= 0:
             return old.slot
-        used = {r.slot for r in self.learners.values() if r.role is Role.LEARNER and not r.left and r is not old}
-        slot = 0
-        while slot in used:
-            slot += 1
-        return slot
+        used = {r.slot for r in self.with_role() if not r.left and r is not old}
+        return next(slot for slot in itertools.count() if slot not in used)
 
     def everybody(self) -> list[LearnerRecord]:
         """All records by id."""

@@ -119,6 +119,8 @@ class Round:
     closed_at: float = 0.0
     absentees: tuple[tuple[str, str], ...] = ()
     live_count: int = 0
+    was_held_up: bool = False
+    """It waited because too few learners were live, or the run was paused: its interval says nothing of the pace."""
 
     def move(self, state: RoundState, reason: str) -> None:
         """Changes state along the table.

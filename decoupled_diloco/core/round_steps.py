@@ -75,6 +75,7 @@ class RoundSteps:
         rounds = self.machine.rounds
         pace_at = rounds.pace_at(item, self.step_seconds)
         decision = quorum.leave_open(item, view, rounds.previous_left(item), pace_at)
+        item.was_held_up = item.was_held_up or view.paused is not None or len(view.waitable) < view.quorum()
         if isinstance(decision, Pending):
             return self._hold(decision)
         if isinstance(decision, Abandoned):
@@ -98,7 +99,8 @@ class RoundSteps:
         """Books when the round left OPEN, and what sync interval that amounts to."""
         rounds, policy = self.machine.rounds, self.machine.policy
         steps = item.global_step - rounds.pace_step
-        if self.step_seconds and rounds.pace_target is not None and steps > 0 and not item.final:
+        expected = item.final or item.was_held_up
+        if self.step_seconds and rounds.pace_target is not None and steps > 0 and not expected:
             took = (view.now - rounds.left_open_at) / self.step_seconds
             self.machine.interval_average.add(policy.interval_steps * took / steps)
         rounds.leave_open(item, pace_at, self.step_seconds, view.now)

@@ -58,7 +58,7 @@ class SyncerMachine:
         self.sync_average = Average(policy.average_gain)
         self.download_average = Average(policy.average_gain)
         self.norm_averages = [Average(policy.average_gain) for _ in range(count)]
-        self.interval_average = Average(policy.average_gain / 4)
+        self.interval_average = Average(policy.average_gain / 4, float(policy.interval_steps))
         self.evaluation: dict[str, float] = {}
         self.evaluation_global_step = 0
         self.participating_count = 0

@@ -11,6 +11,8 @@ from decoupled_diloco.core.status import LearnerStatus, RunStatus
 if TYPE_CHECKING:
     from decoupled_diloco.core.syncer import SyncerMachine
 
+INTERVAL_TOLERANCE = 1.1
+"""An effective sync interval above this many times its setting is worth a warning."""
 NO_SLACK_ROUNDS = 20
 """After this many rounds without slack for the grace window the run says so."""
 
@@ -35,7 +37,7 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
         participating_count=machine.participating_count,
         goodput=machine.ledger.figures(lost if phase is not RunPhase.FINISHED else 0.0),
         versions=machine.published(),
-        effective_interval_steps=machine.interval_average.get(float(machine.policy.interval_steps)),
+        effective_interval_steps=machine.interval_average.get(),
         step_seconds=machine.fastest_step,
         sync_seconds=machine.sync_average.value,
         quorum_seconds=machine.quorum_average.value,
@@ -63,17 +65,24 @@ def _reason(machine: SyncerMachine, now: float) -> str:
 
 def _warnings(machine: SyncerMachine) -> tuple[str, ...]:
     policy, step, sync = machine.policy, machine.fastest_step, machine.sync_average.value
+    effective = machine.interval_average.get()
     warnings = []
     if step and sync and sync > policy.overlap_steps * step:
-        effective = machine.interval_average.get(float(policy.interval_steps))
         warnings.append(
             f"a sync takes {sync / step:.1f} steps, more than tau = {policy.overlap_steps}: raise tau "
             f"(effective H = {effective:.1f})"
         )
+    elif effective > INTERVAL_TOLERANCE * policy.interval_steps:
+        warnings.append(
+            f"fragments are synchronised every {effective:.1f} steps instead of {policy.interval_steps}: the "
+            f"{machine.rounds_in_flight_max()} rounds in flight are used up by waiting for a quorum of "
+            f"{policy.quorum_minimum}; raise tau, or lower the quorum"
+        )
     elif machine.no_slack_rounds >= NO_SLACK_ROUNDS:
         warnings.append(
             f"no slack for the grace window in the last {machine.no_slack_rounds} rounds "
-            f"(tau = {policy.overlap_steps} steps are used up by quorum and sync): raise tau"
+            f"(tau = {policy.overlap_steps} steps are used up by quorum and sync): raise tau "
+            f"(effective H = {effective:.1f})"
         )
     live = machine.membership.live()
     if len(live) > 1 and machine.rounds.committed_count and machine.participating_count < 0.5 * len(live):
