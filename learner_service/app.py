@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import grpc
 
 from decoupled_diloco.arrays.device import DeviceFragments
-from decoupled_diloco.arrays.fragments import fragment_schema
+from decoupled_diloco.arrays.fragments import Fragmentation, fragment_schema
 from decoupled_diloco.arrays.schema import SchemaError
 from decoupled_diloco.arrays.tree import ParameterTree, Params, TensorRule
 from decoupled_diloco.command_line import software_version
@@ -30,6 +30,7 @@ from decoupled_diloco.runtime.ports import Address, parse_address
 from decoupled_diloco.runtime.process_settings import CallerTlsSettings
 from decoupled_diloco.runtime.tls import TlsFiles, channel_credentials, server_credentials
 from learner_service.activity import ActivityAccount
+from learner_service.checked_workload import CheckedWorkload
 from learner_service.config import LearnerDocument, LearnerSettings
 from learner_service.driver import NetworkPlan
 from learner_service.handover import Handover
@@ -72,7 +73,7 @@ def workload_of(document: RunConfig, cache_path: Path, options: Mapping[str, obj
         cache_dir=cache_path,
         options={**document.workload.options, **options},
     )
-    return load_workload(document.workload.factory, context)
+    return CheckedWorkload(load_workload(document.workload.factory, context), document.workload.factory)
 
 
 def opener_of(settings: CallerTlsSettings, section: str) -> Callable[[Address], Channels]:
@@ -105,6 +106,19 @@ def join_request_of(
     )
 
 
+def cut(params: Params, merge_rule: MergeRuleOf, fragment_count: int) -> tuple[ParameterTree, Fragmentation]:
+    """The exchanged tensors of `params`, and how they are cut into fragments.
+
+    Raises:
+        ConfigError: the parameters cannot be exchanged, or not be cut into so many.
+    """
+    try:
+        tree = ParameterTree(params, merge_rule)
+        return tree, fragment_schema(tree.schema, fragment_count)
+    except SchemaError as error:
+        raise ConfigError(str(error)) from None
+
+
 def build_session(
     document: LearnerDocument,
     params: Params,
@@ -130,11 +144,7 @@ def build_session(
         ConfigError: a setting cannot be used, or the parameters cannot be exchanged as it asks.
     """
     settings = document.learner
-    try:
-        tree = ParameterTree(params, merge_rule)
-        fragmentation = fragment_schema(tree.schema, document.fragments.count)
-    except SchemaError as error:
-        raise ConfigError(str(error)) from error
+    tree, fragmentation = cut(params, merge_rule, document.fragments.count)
     device = DeviceFragments(tree, fragmentation, params)
     join = replace(
         join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint),
@@ -218,7 +228,7 @@ def serve(document: LearnerDocument, started_at: float, stop: StopRequest) -> in
         ConfigError, WorkloadError, PeerError: what the operator has to change.
     """
     settings = document.learner
-    set_up_jax(settings.cache_path, settings.platform)
+    set_up_jax(settings.cache_path, settings.platform, "learner")
     workload = workload_of(document, settings.cache_path, settings.workload_options)
     step = InnerStep(workload)
     params = step.place(workload.init(document.run.seed))
@@ -270,12 +280,12 @@ def warm(document: LearnerDocument, out: TextIO) -> int:
     """
     settings, clock = document.learner, MonotonicClock()
     began = clock.now()
-    set_up_jax(settings.cache_path, settings.platform)
+    set_up_jax(settings.cache_path, settings.platform, "learner")
     workload = workload_of(document, settings.cache_path, settings.workload_options)
     step = InnerStep(workload)
     params = step.place(workload.init(document.run.seed))
-    tree = ParameterTree(params, workload.merge_rule)
-    device = DeviceFragments(tree, fragment_schema(tree.schema, document.fragments.count), params)
+    tree, fragmentation = cut(params, workload.merge_rule, document.fragments.count)
+    device = DeviceFragments(tree, fragmentation, params)
     state = step.fresh_state(params)
     batches = iter(workload.data(0, 0))
     step.compile(params, state, next(batches))

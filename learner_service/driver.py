@@ -135,9 +135,9 @@ class LearnerDriver:
         actions = self._handover.handle(lev.RecoverAsked(reason))
         self._post(lambda: self._act(actions))
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
         """Ends the thread, with a goodbye if that was not said yet. May be called again."""
-        self._post(lambda: self._end("the learner stops"))
+        self._post(lambda: self._end(reason))
         self._thread.join()
 
     def _post(self, work: Callable[[], None]) -> None:

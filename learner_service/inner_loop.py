@@ -15,7 +15,7 @@ from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
 from learner_service.session import Session
 from learner_service.step import InnerStep, OptimizerState
-from learner_service.workload import Batch, Workload, WorkloadError
+from learner_service.workload import Batch, Workload
 
 log = get_logger(__name__)
 
@@ -116,12 +116,7 @@ class InnerLoop:
             if position != self._position:
                 log.info("data_opened", slot=position[0], cursor=position[1])
                 self._batches = iter(self._workload.data(*position))
-            batch = next(self._batches, None)
-        if batch is None:
-            raise WorkloadError(
-                f"workload.factory: data(slot={position[0]}, cursor={position[1]}) ended; a slot's batches must go on "
-                "without end, for example by starting over in another order."
-            )
+            batch = next(self._batches)
         self._position = (position[0], position[1] + 1)
         return batch
 

@@ -100,6 +100,7 @@ class Session:
         self._initial: dict[int, DeviceCopy] = parts.device.copy(params, range(len(parts.fragmentation.fragments)))
         self._driver = LearnerDriver(parts.network, parts.handover, self._initial_values, parts.metrics, parts.clock)
         self._params: Params | None = params
+        self._is_open = False
         self._is_started = False
         self._finished = False
         self._hold: Hold | None = None
@@ -109,12 +110,14 @@ class Session:
 
     def __enter__(self) -> Session:
         self._driver.start()
+        self._is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._driver.close()
+        self._is_open = False
+        self._driver.close(f"the learner stops{'' if kind is None else f' after a {kind.__name__}'}")
 
     def start(self, params: Params | None = None) -> Params:
         """Waits for the run's parameters and returns them in place of `params`.
@@ -151,9 +154,20 @@ class Session:
 
         Raises:
             LearnerStoppedError: the syncer refuses this learner, or the network thread has died.
+            DivergedError: this learner started over again and again, and its loss did not become finite.
+            SchemaError: a parameter's shape or type is not what it was.
+            RuntimeError: there are no more steps to make: `finished` is true, or the `with` block was left.
         """
+        if self._finished or not self._is_open:
+            raise RuntimeError(
+                f"step_boundary was called although this learner has finished ({self.end_reason}); make steps only "
+                "while `finished` is false"
+                if self._finished
+                else "step_boundary was called outside of the session's `with` block; make all steps inside of it"
+            )
         if tokens < 1:
             raise ValueError(f"tokens = {tokens}: a step has at least 1")
+        self._parts.device.check(params)
         self._params = None
         if loss is None:
             wait_on_cpu(params)

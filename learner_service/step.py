@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from decoupled_diloco.arrays.tree import Params, leaf_name
+from learner_service.checked_workload import calling
 from learner_service.workload import Batch, MeshLayout, Workload
 
 OptimizerState: TypeAlias = Any
@@ -30,6 +31,7 @@ class InnerStep:
     """
 
     def __init__(self, workload: Workload) -> None:
+        self._workload = workload
         self._loss = workload.loss
         self._optimizer = workload.optimizer()
         self._programs: dict[object, Callable[..., StepResult]] = {}
@@ -37,11 +39,15 @@ class InnerStep:
 
     def place(self, params: Params) -> Params:
         """The parameters where the workload's layout wants them."""
-        return params if self.layout is None else jax.device_put(params, self._shardings(params))
+        if self.layout is None:
+            return params
+        with calling(self._workload, "mesh(), applied to what init returned,"):
+            return jax.device_put(params, self._shardings(params))
 
     def fresh_state(self, params: Params) -> OptimizerState:
         """A new optimizer state for these parameters, its moments placed like them."""
-        state = jax.jit(self._optimizer.init)(params)
+        with calling(self._workload, "the init of optimizer()"):
+            state = jax.jit(self._optimizer.init)(params)
         if self.layout is None:
             return state
         everywhere = jax.sharding.NamedSharding(self.layout.mesh, jax.sharding.PartitionSpec())
@@ -59,13 +65,16 @@ class InnerStep:
 
     def compile(self, params: Params, state: OptimizerState, batch: Batch) -> None:
         """Compiles the step for batches of this shape; nothing is computed or donated."""
-        placed = self._placed(batch)
+        with calling(self._workload, "a batch of data(slot, cursor), placed on the devices,"):
+            placed = self._placed(batch)
         results = None
         if self.layout is not None:
             # Without this the compiler may place the results otherwise than the arguments.
             results = (*jax.tree.map(lambda leaf: leaf.sharding, (params, state)), None)
         jitted = jax.jit(self._step, donate_argnums=(0, 1), out_shardings=results)
-        self._programs[_shape_of(batch)] = jitted.lower(params, state, placed, np.float32(0.0)).compile()
+        with calling(self._workload, "the step of loss(params, batch) and optimizer()"):
+            lowered = jitted.lower(params, state, placed, np.float32(0.0))
+        self._programs[_shape_of(batch)] = lowered.compile()
 
     def __call__(self, params: Params, state: OptimizerState, batch: Batch, learning_rate: float) -> StepResult:
         """One step; returns new parameters, new state and the loss as a scalar on the device."""

@@ -234,9 +234,9 @@ def load_workload(factory: str, context: WorkloadContext) -> Workload:
         workload = build(context)
     except WorkloadError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
-            f"workload.factory = {factory!r} was found but raised {_described(error)} when it was called "
+            f"workload.factory = {factory!r} was found but raised {described(error)} when it was called "
             f"with options {dict(context.options)!r}; correct workload.options or the factory."
         ) from error
     return _completed(workload, factory)
@@ -290,14 +290,14 @@ def _imported(module_name: str, name: str, field: str) -> object:
             f"{field} = {name!r}: module {module_name!r} was found, but it needs module {missing!r}, which "
             f"is not installed for {sys.executable}; install it."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may call sys.exit
         raise WorkloadError(
-            f"{field} = {name!r}: module {module_name!r} was found but raised {_described(error)} while it "
+            f"{field} = {name!r}: module {module_name!r} was found but raised {described(error)} while it "
             "was imported; correct the module."
         ) from error
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """An exception in words: type, text, and the line that raised it."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"

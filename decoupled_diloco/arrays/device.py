@@ -98,6 +98,8 @@ class DeviceFragments:
         self._tree = tree
         self._fragments = fragmentation.fragments
         self._known: dict[tuple[Any, ...], Placement] = {}
+        self.check = tree.check
+        """See `ParameterTree.check`."""
         leaves = tree.leaves(params)
         self._placements = {fragment.index: self._placement(fragment, leaves) for fragment in self._fragments}
 

@@ -51,14 +51,22 @@ class ParameterTree:
         entries, structure = jax.tree_util.tree_flatten_with_path(params)
         self._structure: Any = structure
         self._position: dict[str, int] = {}
+        self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         specs = []
         for position, (path, leaf) in enumerate(entries):
             if not _is_exchanged(leaf):
                 continue
             name, shape = leaf_name(path), tuple(leaf.shape)
             rule = merge_rule(name, shape)
+            if not (hasattr(rule, "rule") and hasattr(rule, "stack_axis")):
+                raise SchemaError(
+                    f"The merge rule of tensor {name!r} of shape {shape} is a {type(rule).__name__} ({rule!r}); "
+                    'merge_rule(name, shape) must return an object with `rule`, "rda" or "avg", and `stack_axis`, an '
+                    "axis or None, such as learner_service.workload.MergeRule."
+                )
             specs.append(TensorSpec(name, shape, str(leaf.dtype), rule.rule, rule.stack_axis))
             self._position[name] = position
+            self._kinds[name] = (shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
         self.schema = Schema(specs)
 
     def leaves(self, params: Params) -> dict[str, jax.Array]:
@@ -73,6 +81,26 @@ class ParameterTree:
             if not isinstance(leaf, jax.Array):
                 found[name] = jnp.array(leaf)
         return found
+
+    def check(self, params: Params) -> None:
+        """Looks whether `params` can still be exchanged; cheap enough for every step.
+
+        Raises:
+            SchemaError: as for `leaves`, or an exchanged leaf is no array any more, or of another shape or type.
+        """
+        leaves = self._flat(params)
+        for name, position in self._position.items():
+            leaf, (shape, dtype) = leaves[position], self._kinds[name]
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                raise SchemaError(
+                    f"Tensor {name!r} began as an array of shape {shape} and type {dtype} and is now a "
+                    f"{type(leaf).__name__}; pass arrays of the same shape and type at every step boundary."
+                )
+            if leaf.shape != shape or (leaf.dtype != dtype and jax.dtypes.canonicalize_dtype(leaf.dtype) != dtype):
+                raise SchemaError(
+                    f"Tensor {name!r} began with shape {shape} and type {dtype} and now has shape {leaf.shape} and "
+                    f"type {leaf.dtype}; pass arrays of the same shape and type at every step boundary."
+                )
 
     def replace(self, params: Params, changed: Mapping[str, jax.Array]) -> Params:
         """The same pytree with the leaves in `changed`, by name, in place of its own; all others are kept.

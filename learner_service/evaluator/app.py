@@ -12,9 +12,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from decoupled_diloco.arrays.fragments import Fragmentation, assemble, fragment_schema
-from decoupled_diloco.arrays.schema import SchemaError
-from decoupled_diloco.arrays.tree import ParameterTree, Params
+from decoupled_diloco.arrays.fragments import assemble
+from decoupled_diloco.arrays.tree import Params
 from decoupled_diloco.command_line import software_version
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Role
@@ -24,7 +23,7 @@ from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.runtime.telemetry import Telemetry
-from learner_service.app import OPERATOR_REASONS, join_request_of, opener_of, workload_of
+from learner_service.app import OPERATOR_REASONS, cut, join_request_of, opener_of, workload_of
 from learner_service.config import EvaluatorDocument
 from learner_service.connection import Connection
 from learner_service.evaluator.follower import Follower, Published
@@ -57,11 +56,7 @@ class Evaluation:
         self._workload = workload
         self._step = InnerStep(workload)
         self._template: Params = workload.init(seed)
-        self.tree = ParameterTree(self._template, workload.merge_rule)
-        try:
-            self.fragmentation: Fragmentation = fragment_schema(self.tree.schema, fragment_count)
-        except SchemaError as error:
-            raise ConfigError(str(error)) from error
+        self.tree, self.fragmentation = cut(self._template, workload.merge_rule, fragment_count)
 
     def figures(self, published: Published) -> dict[str, float]:
         """Figures of the run's parameters Theta themselves. Takes as long as the workload does."""
@@ -161,7 +156,7 @@ async def serve(document: EvaluatorDocument, stop: StopRequest) -> int:
         ConfigError, WorkloadError, PeerError: what the operator has to change.
     """
     settings = document.evaluator
-    set_up_jax(settings.cache_path, settings.platform)
+    set_up_jax(settings.cache_path, settings.platform, "evaluator")
     workload = workload_of(document, settings.cache_path, settings.workload_options)
     if settings.assets_dir is not None:
         settings.assets_dir.mkdir(parents=True, exist_ok=True)

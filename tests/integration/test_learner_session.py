@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import decoupled_diloco
+from decoupled_diloco.arrays.schema import SchemaError
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import LearnerState, RunPhase
@@ -251,3 +252,29 @@ def test_a_setting_that_does_not_exist_is_named():
 def test_parameters_that_cannot_be_cut_into_so_many_fragments_are_refused_before_anything_is_sent():
     with pytest.raises(ConfigError, match=r"fragments\.count = 8 cannot be used"):
         decoupled_diloco.learner({}, {"w": np.ones(3, np.float32)}, merge_rule=lambda *_: MergeRule("rda"))
+
+
+async def test_a_tensor_that_changes_is_refused_at_the_boundary_and_after_the_end_there_are_no_steps(tmp_path):
+    config = config_of(run={"total_steps": 0})
+
+    def train_wrongly(address):
+        with decoupled_diloco.learner(config, start_values(), learner_id="a", syncer=(address,)) as d:
+            params = d.start()
+            with pytest.raises(SchemaError, match=r"'head' began with shape \(4,\).* now has shape \(5,\)"):
+                d.step_boundary(params | {"head": np.ones(5, np.float32)}, tokens=1)
+            with pytest.raises(SchemaError, match=r"'head' began with .* type float32 and now .* type float16"):
+                d.step_boundary(params | {"head": np.ones(4, np.float16)}, tokens=1)
+            with pytest.raises(SchemaError, match=r"'scale' began as an array .* is now a float"):
+                d.step_boundary(params | {"scale": 1.0}, tokens=1)
+            d.drain("told to")
+            while not d.finished:
+                params = d.step_boundary(params, tokens=1)
+            with pytest.raises(RuntimeError, match=r"has finished \(told to\)"):
+                d.step_boundary(params, tokens=1)
+        with decoupled_diloco.learner(config, start_values(), learner_id="b", syncer=(address,)) as d:
+            params = d.start()
+        with pytest.raises(RuntimeError, match="outside of the session's `with` block"):
+            d.step_boundary(params, tokens=1)
+
+    async with syncer(tmp_path, config) as running:
+        await asyncio.to_thread(train_wrongly, str(running.addresses.data))

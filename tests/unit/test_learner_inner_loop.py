@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from decoupled_diloco.runtime.clock import ManualClock
+from learner_service.checked_workload import CheckedWorkload
 from learner_service.inner_loop import InnerLoop, WarmUp
 from learner_service.session import Session
 from learner_service.step import InnerStep
@@ -89,7 +90,7 @@ class Record:
 
 def run(record: Record, session: ScriptedSession, ramp: int = 0, step_seconds_min: float = 0.0) -> None:
     loop = InnerLoop(
-        cast(Workload, record),
+        CheckedWorkload(cast(Workload, record), "some:factory"),
         cast(InnerStep, record),
         cast(Session, session),
         WarmUp(ramp),
@@ -136,5 +137,5 @@ def test_short_steps_are_padded_and_long_ones_left_alone(own: float, seconds: fl
 
 
 def test_data_that_ends_is_the_workloads_fault() -> None:
-    with pytest.raises(WorkloadError, match=r"data\(slot=3, cursor=2\) ended"):
+    with pytest.raises(WorkloadError, match=r"data\(slot=3, cursor=0\) ended after 2 batches"):
         run(Record(length=2), ScriptedSession(5))

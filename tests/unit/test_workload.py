@@ -177,3 +177,8 @@ def test_embeddings_are_averaged_and_everything_else_keeps_its_radius() -> None:
     assert default_merge_rule("token_embedding", (10, 4)) == MergeRule("avg")
     assert default_merge_rule("Embedder/table", (10, 4)) == MergeRule("avg")
     assert default_merge_rule("layer_00/attention/query", (4, 4)) == MergeRule("rda")
+
+
+def test_a_module_that_ends_the_process_while_it_is_imported_is_answered_like_a_broken_one(in_folder: Path) -> None:
+    (in_folder / "a_script.py").write_text("import sys\n\nsys.exit(0)\n")
+    assert "module 'a_script' was found but raised SystemExit: 0" in message("a_script:factory", in_folder)
