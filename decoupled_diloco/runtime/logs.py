@@ -107,6 +107,14 @@ def default_logs(level: str = "info") -> None:
     """
     if not structlog.is_configured():
         structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.StackInfoRenderer(),
+                structlog.dev.set_exc_info,
+                structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=False),
+                structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
+            ],
             wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
             logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         )

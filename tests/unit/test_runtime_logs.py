@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from decoupled_diloco.runtime.logs import ChangeLog, configure_logs, get_logger
+from decoupled_diloco.runtime.logs import ChangeLog, configure_logs, default_logs, get_logger
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,20 @@ def test_exceptions_stay_on_one_line() -> None:
     get_logger("x").error("task_died", exc_info=ValueError("boom"))
     (line,) = lines(stream)
     assert line["exception"][0]["exc_value"] == "boom"
+
+
+def test_a_library_that_logs_by_itself_shows_no_values_of_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.reset_defaults()
+    default_logs()
+    secret = "token-" + "1234"
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        get_logger("x").exception("task_died", number=len(secret))
+    text = capsys.readouterr().err
+    assert "task_died" in text
+    assert "ValueError: boom" in text
+    assert "token-1234" not in text
 
 
 @pytest.mark.parametrize("form", ["human", "json"])
