@@ -159,7 +159,8 @@ def run_program(
         environ: The environment.
         serve: Does the work with the settings; returns the exit code. May raise ConfigError, PeerError and
             UnreachableError.
-        operator_errors: Further exceptions of `serve` whose text tells the operator what to change.
+        operator_errors: Further exceptions of `serve` whose text tells the operator what to change; the exit code is
+            their attribute `exit_code`, or 2.
         out: Where to print; default standard output.
         err: Where to complain; default standard error.
 
@@ -184,7 +185,7 @@ def run_program(
         return ExitCode.CONFIG
     except operator_errors as error:
         print(f"{program.name}: {error}", file=err)
-        return ExitCode.CONFIG
+        return int(getattr(error, "exit_code", ExitCode.CONFIG))
     except PeerError as error:
         print(f"{program.name}: {error.explanation()}", file=err)
         return ExitCode.REFUSED
@@ -197,7 +198,11 @@ def _answer(wants_print: bool, resolved: Resolved[DocumentT]) -> str:
     document: BaseModel = resolved.value
     if wants_print:
         return print_config(Resolved(document, resolved.origins, resolved.warnings), "Settings as resolved")
-    return f"The settings are valid. Digest of what all processes must agree on: {resolved.value.digest()}\n"
+    return (
+        f"The settings are valid. Digest of what all processes must agree on: {resolved.value.digest()}\n"
+        "The workload was not loaded; whether it can be shows when a learner starts, or with "
+        "`decoupled-diloco-learner warm`.\n"
+    )
 
 
 def error_text(program_name: str, error: ConfigError) -> str:

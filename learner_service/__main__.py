@@ -2,6 +2,7 @@
 
 0: the run has finished, or the learner was asked to stop. 1: a fault of this process. 2: settings, workload or model do
 not fit (the message says which). 3: a newer process with the same learner id has taken over.
+4: the syncer cannot be reached with these TLS settings. 5: the loss is not finite, however often it starts over.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from decoupled_diloco.runtime.logs import configure_logs, get_logger
 from decoupled_diloco.runtime.malloc import tune_malloc
 from learner_service import STARTED_AT
 from learner_service.config import LEARNER_PROGRAM, LearnerDocument
+from learner_service.recoveries import DivergedError
 from learner_service.workload import WorkloadError
 
 STOP_MARGIN_SECONDS: Final = 10.0
 """A stop that takes longer than the drain and this is forced."""
 SWITCH_SECONDS: Final = 0.0005
 """How soon the network thread lets the device thread run: neither does anything long in Python."""
+OPERATOR_ERRORS: Final = (WorkloadError, DivergedError)
+"""End as one paragraph."""
 WARM: Final = "warm"
 """The command that prepares data and the compilation cache, and measures a step."""
 
@@ -31,8 +35,8 @@ def main() -> int:
     """Runs the program."""
     arguments = sys.argv[1:]
     if arguments[:1] == [WARM]:
-        return run_program(LEARNER_PROGRAM, arguments[1:], os.environ, _warm, operator_errors=(WorkloadError,))
-    return run_program(LEARNER_PROGRAM, arguments, os.environ, _serve, operator_errors=(WorkloadError,))
+        return run_program(LEARNER_PROGRAM, arguments[1:], os.environ, _warm, operator_errors=OPERATOR_ERRORS)
+    return run_program(LEARNER_PROGRAM, arguments, os.environ, _serve, operator_errors=OPERATOR_ERRORS)
 
 
 def _set_up(resolved: Resolved[LearnerDocument]) -> None:

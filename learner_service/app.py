@@ -16,7 +16,7 @@ from decoupled_diloco.arrays.schema import SchemaError
 from decoupled_diloco.arrays.tree import ParameterTree, Params, TensorRule
 from decoupled_diloco.command_line import software_version
 from decoupled_diloco.config import RunConfig
-from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Activity, Role
 from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.run_file import resolve_run
@@ -266,7 +266,7 @@ def _stopped(cause: BaseException, learner_id: str) -> int:
             "If both are meant to train, give each a learner_id of its own",
             cause.metadata,
         ) from cause
-    if isinstance(cause, PeerError | ConfigError):
+    if isinstance(cause, PeerError | UnreachableError | ConfigError):
         raise cause
     log.error("network_thread_died", error=f"{type(cause).__name__}: {cause}", exc_info=cause)
     return ExitCode.FAILED

@@ -164,7 +164,8 @@ class CheckedWorkload:
                     batch = next(batches)
                 except StopIteration:
                     raise WorkloadError(
-                        f"{name_of(self)}: {member} ended after {made_count} batches; data(slot, cursor) must return an iterator over the batches "
+                        f"{name_of(self)}: {member} ended after {made_count} batches; data(slot, "
+                        "cursor) must return an iterator over the batches "
                         "number cursor, cursor + 1, ... of the slot that goes on without end, for example by starting "
                         "over in another order."
                     ) from None

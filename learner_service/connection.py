@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from structlog.stdlib import BoundLogger
 
@@ -21,7 +21,17 @@ from decoupled_diloco.core.errors import PeerError, Recourse, UnreachableError
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.channel import Backoff, Channels
 from decoupled_diloco.runtime.ports import Address
+from decoupled_diloco.wire.status import is_tls_fault
 from learner_service.syncer_client import ControlStream, Joined, JoinRequest, SyncerClient
+
+OUTAGE_LOG_SECONDS: Final = 60.0
+"""An outage that goes on is told this often, with its newest reason."""
+TLS_FAULTS_MAX: Final = 5
+"""So many TLS faults in a row before the first join are taken for wrong settings."""
+_HINTS: Final = {
+    "attach": "work goes on; it reconnects by itself. If the run has finished meanwhile, stop this process",
+    "join": "it keeps trying. If the run has finished meanwhile, stop this process",
+}
 
 
 class Participant(Protocol):
@@ -82,6 +92,9 @@ class Connection:
         self._log = logger
         self._address_index = 0
         self._outage: str | None = None
+        self._told_at = 0.0
+        self._tls_fault_count = 0
+        self._has_joined = False
         self.channels: Channels | None = None
         """The present connections; they change when another address is tried."""
 
@@ -90,7 +103,9 @@ class Connection:
 
         Raises:
             PeerError: the syncer refuses this participant for good.
+            UnreachableError: before the first join, the TLS settings of the two ends do not fit, again and again.
         """
+        self._log.info("waiting_for_the_syncer", syncer=self._everywhere())
         while True:
             joined = await self._join()
             self._participant.on_joined(joined)
@@ -115,8 +130,10 @@ class Connection:
             except (PeerError, UnreachableError) as error:
                 if isinstance(error, PeerError) and error.recourse is not Recourse.RETRY:
                     raise
+                self._look_for_tls(error)
                 await self._wait_after(error, "join")
             else:
+                self._has_joined = True
                 self._log.info(
                     "joined",
                     run=joined.run_id,
@@ -169,13 +186,29 @@ class Connection:
             self._log.info("syncer_is_back", outage=self._outage)
             self._outage = None
 
+    def _everywhere(self) -> str:
+        return ", ".join(map(str, self._addresses))
+
+    def _look_for_tls(self, error: PeerError | UnreachableError) -> None:
+        """Before the first join, a TLS fault that repeats is a setting, and not for waiting."""
+        self._tls_fault_count = self._tls_fault_count + 1 if is_tls_fault(error) else 0
+        if not self._has_joined and self._tls_fault_count >= TLS_FAULTS_MAX and isinstance(error, UnreachableError):
+            raise UnreachableError(
+                error.code,
+                f"the syncer at {self._everywhere()} cannot be reached with the TLS settings given here "
+                f"({self._tls_fault_count} attempts): {error.text}. Check tls_ca, tls_system_roots, tls_server_name "
+                "and tls_certificate of this end against the certificate and the settings of the syncer",
+            ) from error
+
     async def _wait_after(self, error: PeerError | UnreachableError, call: str) -> None:
-        """Tells an outage once, moves to the next address, and waits."""
+        """Tells an outage at once and then once a minute, moves to the next address, and waits."""
         address = self._addresses[self._address_index]
-        if self._outage != str(error):
-            self._outage = str(error)
-            hint = "training goes on; this learner reconnects by itself" if call == "attach" else "it keeps trying"
-            self._log.warning("syncer_unreachable", syncer=str(address), call=call, reason=self._outage, hint=hint)
+        now = asyncio.get_running_loop().time()
+        if self._outage is None or now - self._told_at >= OUTAGE_LOG_SECONDS:
+            self._told_at = now
+            hint = _HINTS[call] if self._has_joined else "waiting for the syncer; it keeps trying"
+            self._log.warning("syncer_unreachable", syncer=str(address), call=call, reason=str(error), hint=hint)
+        self._outage = str(error)
         if len(self._addresses) > 1 and isinstance(error, UnreachableError):
             self._address_index = (self._address_index + 1) % len(self._addresses)
             await self.close()

@@ -36,6 +36,7 @@ from learner_service.bulk_client import BulkClient
 from learner_service.connection import Connection
 from learner_service.handover import Action, Arrived, Handover, UploadJob
 from learner_service.metrics import LearnerMetrics
+from learner_service.recoveries import DIVERGED_ADVICE, DivergedError, RecoveryWatch
 from learner_service.syncer_client import ControlStream, Joined, JoinRequest
 from learner_service.transfers import TransferHooks, Transfers
 from learner_service.uploader import Sender
@@ -104,6 +105,7 @@ class LearnerDriver:
         self._ready = threading.Event()
         self._wake_pending = threading.Event()
         self._executor = ThreadPoolExecutor(TRANSFER_THREADS, thread_name_prefix="transfer")
+        self._uploads = RecoveryWatch("a contribution is not finite", 0, clock)
         self._transfers: Transfers | None = None
         self._seeds: dict[int, Arrived] = {}
         self._reports: deque[Report] = deque()
@@ -131,7 +133,6 @@ class LearnerDriver:
 
     def recover(self, reason: str) -> None:
         """Starts over from published versions, at the very next boundary."""
-        log.warning("recovering", reason=reason)
         actions = self._handover.handle(lev.RecoverAsked(reason))
         self._post(lambda: self._act(actions))
 
@@ -228,7 +229,7 @@ class LearnerDriver:
             self._plan.fragmentation,
             self._plan.device,
             self._handover,
-            TransferHooks(self._act, self._decline, self.recover, self._fail),
+            TransferHooks(self._act, self._decline, self._not_sent, self._fail, self._uploads.finite),
             self._executor,
             self._metrics,
             self._clock,
@@ -347,6 +348,13 @@ class LearnerDriver:
             self.end_reason = reason
         self._ended.set()
         self._handover.wake_device()
+
+    def _not_sent(self, reason: str) -> None:
+        """A contribution that is not finite stays here."""
+        if self._uploads.recovering(f": {reason}"):
+            self.recover(reason)
+        else:
+            self._fail(DivergedError(f"{reason}; {self._uploads.in_a_row} times in a row. {DIVERGED_ADVICE}"))
 
     def _fail(self, error: BaseException) -> None:
         if not self._broken.done():

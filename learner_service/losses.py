@@ -22,26 +22,33 @@ class LossMeter:
 
     def __init__(self, take: Callable[[float], None]) -> None:
         self._take = take
-        self._pending: jax.Array | None = None
+        self._pending: tuple[jax.Array, int] | None = None
+        self.newest: float | None = None
+        """The last finite loss."""
+        self.judged = 0
+        """The batch of the loss that `settle` looked at last."""
 
-    def settle(self, loss: Any) -> bool:
+    def settle(self, loss: Any, cursor: int = 0) -> bool:
         """Takes in a step's loss; returns false if one that is known by now is not finite.
 
         Args:
             loss: number or scalar array.
+            cursor: the number of its batch.
         """
         if not isinstance(loss, jax.Array) or _is_on_cpu(loss):
-            return self._record(float(loss))
-        before, self._pending = self._pending, loss
-        return before is None or self._record(float(before))
+            return self._record(float(loss), cursor)
+        before, self._pending = self._pending, (loss, cursor)
+        return before is None or self._record(float(before[0]), before[1])
 
     def forget(self) -> None:
         """The parameters were taken anew: a loss that is still under way is of others."""
         self._pending = None
 
-    def _record(self, loss: float) -> bool:
+    def _record(self, loss: float, cursor: int) -> bool:
+        self.judged = cursor
         if not math.isfinite(loss):
             return False
+        self.newest = loss
         self._take(loss)
         return True
 

@@ -35,6 +35,7 @@ from learner_service.driver import LearnerDriver, NetworkPlan
 from learner_service.handover import Arrived, Handover, Plan
 from learner_service.losses import LossMeter, wait_on_cpu
 from learner_service.metrics import LearnerMetrics
+from learner_service.recoveries import FINITE_STEPS_MIN, RECOVERIES_IN_A_ROW_MAX, DivergedError, RecoveryWatch
 
 log = get_logger(__name__)
 
@@ -99,6 +100,7 @@ class Session:
         self._losses = LossMeter(parts.handover.add_loss)
         self._initial: dict[int, DeviceCopy] = parts.device.copy(params, range(len(parts.fragmentation.fragments)))
         self._driver = LearnerDriver(parts.network, parts.handover, self._initial_values, parts.metrics, parts.clock)
+        self._watch = RecoveryWatch("the training loss is not finite", FINITE_STEPS_MIN, parts.clock)
         self._params: Params | None = params
         self._is_open = False
         self._is_started = False
@@ -171,8 +173,10 @@ class Session:
         self._params = None
         if loss is None:
             wait_on_cpu(params)
-        elif not self._losses.settle(loss):
-            self._driver.recover("the training loss is not finite")
+        elif self._losses.settle(loss, self._handover.cursor):
+            self._watch.finite()
+        else:
+            self._recover()
         self._handover.finish_step(tokens)
         return self._boundary(params)
 
@@ -261,6 +265,18 @@ class Session:
             self._handover.enter(_ACTIVITY_OF_HOLD[plan.hold])
             self._handover.wait_for_news(plan)
 
+    def _recover(self) -> None:
+        if self._watch.recovering():
+            self._driver.recover("the training loss is not finite")
+            return
+        last = "there was no finite one" if self._losses.newest is None else f"the last one was {self._losses.newest:g}"
+        raise DivergedError(
+            f"the training loss was not finite {RECOVERIES_IN_A_ROW_MAX} times in a row, each time at most "
+            f"{FINITE_STEPS_MIN} steps with a finite loss after this learner had started over from the run's "
+            f"parameters; at slot {self.slot}, cursor {self._losses.judged} ({last}). Lower the inner learning rate "
+            "or look at the data of this batch"
+        )
+
     def _carry_out(self, plan: Plan, params: Params) -> Params:
         for apply, arrived, since in plan.applies:
             if apply.rule == "carry" and since is not None:
@@ -289,11 +305,14 @@ class Session:
             log.error("digest_mismatch", fragment=fragment, found=found, wanted=wanted)
 
     def _note_hold(self, hold: Hold | None) -> None:
-        if hold is not self._hold and Hold.BARRIER not in (hold, self._hold):
+        is_news = hold is not self._hold and self._driver.joined is not None
+        if is_news and Hold.BARRIER not in (hold, self._hold):
             log.info("holding" if hold is not None else "stepping", hold=hold.value if hold is not None else "")
         self._hold = hold
 
     def _raise_failure(self) -> None:
+        if isinstance(self._driver.failure, DivergedError):
+            raise self._driver.failure
         if self._driver.failure is not None:
             raise LearnerStoppedError(self._driver.failure) from self._driver.failure
 

@@ -35,14 +35,16 @@ class TransferHooks:
     Attributes:
         act: carry out what the machine wants next.
         decline: tell the syncer that there is nothing for a round.
-        recover: start over from published versions.
+        recover: start over from published versions, because what was to be sent is not finite.
         fail: a fault of this program; the network thread ends with it.
+        contributed: a contribution was finite, and has its answer.
     """
 
     act: Callable[[list[Action]], None]
     decline: Callable[[int, Decline], None]
     recover: Callable[[str], None]
     fail: Callable[[BaseException], None]
+    contributed: Callable[[], None]
 
 
 class Transfers:
@@ -135,6 +137,7 @@ class Transfers:
             self._hooks.decline(job.round, Decline.NONFINITE)
             self._hooks.recover(f"its contribution to round {job.round} was not sent: {error}")
             return
+        self._hooks.contributed()
         self._metrics.observe_upload(fate, job.base.size, self._clock.now() - began)
         log.debug("contribution_answered", round=job.round, fragment=job.slot.copy.fragment, fate=str(fate))
 

@@ -32,6 +32,8 @@ class ExitCode(enum.IntEnum):
     """The other side refused to work with this process. A restart does not help."""
     DETACHED = 4
     """The other side could not be reached for as long as the settings allow."""
+    DIVERGED = 5
+    """What this process computes is not finite, again and again. A restart alone does not help."""
     INTERRUPTED = 130
     """A second SIGINT, or the clean stop after a SIGINT took too long."""
     TERMINATED = 143

@@ -154,6 +154,11 @@ def from_rpc_error(error: grpc.RpcError) -> PeerError | UnreachableError:
     return UnreachableError(name, _with_hint(text or "no details"))
 
 
+def is_tls_fault(error: PeerError | UnreachableError) -> bool:
+    """Whether two ends do not meet because of their TLS settings, as far as the failed call shows."""
+    return isinstance(error, UnreachableError) and any(sign in error.text for sign, _ in _TLS_HINTS)
+
+
 def _with_hint(text: str) -> str:
     hint = next((words for sign, words in _TLS_HINTS if sign in text), None)
     return f"{text} ({hint})" if hint else text

@@ -139,7 +139,10 @@ class Evaluator:
         log.info("evaluated", global_step=published.global_step, seconds=round(seconds, 3), **figures)
         if self._output_file is not None:
             line = {"global_step": published.global_step, **figures, "seconds": seconds}
-            await loop.run_in_executor(None, _append, self._output_file, json.dumps(line))
+            try:
+                await loop.run_in_executor(None, _append, self._output_file, json.dumps(line))
+            except OSError as error:
+                raise _cannot_write("output_file", self._output_file, error) from None
         self._follower.send(published.global_step, figures)
 
 
@@ -147,6 +150,13 @@ def _append(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
+
+
+def _cannot_write(setting: str, path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f'evaluator.{setting} = "{path}": cannot be written ({error.strerror or error}); give a path that this process '
+        "may write to, on a file system with room"
+    )
 
 
 async def serve(document: EvaluatorDocument, stop: StopRequest) -> int:
@@ -159,7 +169,10 @@ async def serve(document: EvaluatorDocument, stop: StopRequest) -> int:
     set_up_jax(settings.cache_path, settings.platform, "evaluator")
     workload = workload_of(document, settings.cache_path, settings.workload_options)
     if settings.assets_dir is not None:
-        settings.assets_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            settings.assets_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_write("assets_dir", settings.assets_dir, error) from None
         workload.export_assets(settings.assets_dir)
     evaluation = Evaluation(workload, document.run.seed, document.fragments.count)
     join = join_request_of(document, settings.evaluator_id, Role.OBSERVER, evaluation.tree, workload.fingerprint())
@@ -183,11 +196,13 @@ async def _until_end(connection: Connection, follower: Follower, evaluator: Eval
     connecting = asyncio.create_task(connection.run())
     evaluating = asyncio.create_task(evaluator.run())
     stopping = asyncio.create_task(stop.wait_async())
+    reason = "the evaluator stops"
     try:
         await asyncio.wait((connecting, evaluating, stopping), return_when=asyncio.FIRST_COMPLETED)
         for task in (evaluating, connecting):
             if task.done():
                 task.result()
+        reason = stop.reason or "the run has finished"
         if evaluating.done():
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await follower.flushed()
@@ -195,14 +210,17 @@ async def _until_end(connection: Connection, follower: Follower, evaluator: Eval
         return _refused(error)
     except TimeoutError:
         log.warning("last_evaluation_not_sent", reason="the syncer is not there any more")
+    except Exception as error:
+        reason = f"the evaluator stops after a {type(error).__name__}"
+        raise
     finally:
         follower.close()
         for task in (connecting, evaluating, stopping):
             task.cancel()
         await asyncio.gather(connecting, evaluating, stopping, return_exceptions=True)
-        await _leave(connection, follower, stop.reason or "the run has finished")
+        await _leave(connection, follower, reason)
         await connection.close()
-    log.info("stopped", reason=stop.reason or "the run has finished")
+    log.info("stopped", reason=reason)
     return ExitCode.OK
 
 

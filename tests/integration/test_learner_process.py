@@ -44,14 +44,14 @@ async def start() -> AsyncIterator[Start]:
     """Starts a program; what still runs after the test is killed."""
     started: list[asyncio.subprocess.Process] = []
 
-    async def start(module: str, *arguments: object) -> asyncio.subprocess.Process:
+    async def start(module: str, *arguments: object, **variables: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             module,
             *map(str, arguments),
             cwd=ROOT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            env=os.environ | {"JAX_PLATFORMS": "cpu"} | variables,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -157,3 +157,34 @@ async def test_another_run_file_and_a_newer_process_end_with_their_own_exit_code
         new.send_signal(signal.SIGINT)
         code, _, _ = await ended(new)
         assert code == 0
+
+
+BROKEN = """
+import itertools, optax
+import jax.numpy as jnp
+
+class factory:
+    def __init__(self, context): self.options = context.options
+    def init(self, seed): return {"w": jnp.ones((64,), jnp.float32)}
+    def loss(self, params, batch): return jnp.sum(params["w"])
+    def optimizer(self): return optax.sgd(1.0)
+    def learning_rate(self, schedule_step): return 0.1
+    def data(self, slot, cursor): return iter([])
+    def batch_tokens(self, batch): return 1
+    def evaluate(self, params): return {"loss": 1.0}
+"""
+
+
+async def test_a_workload_at_fault_and_a_tls_file_that_is_not_there_end_in_one_paragraph(tmp_path, cache, start):
+    (tmp_path / "broken_workload.py").write_text(BROKEN)
+    run_file = write_run_file(tmp_path, workload={"factory": "broken_workload:factory"}, fragments={"count": 1})
+    common = ("--run-file", run_file, "--cache-dir", cache)
+    path = {"PYTHONPATH": str(tmp_path)}
+    fault = await start("learner_service", *common, **path)
+    file = await start("learner_service", *common, "--tls-ca", "absent.pem", **path)
+    code, _, err = await ended(fault)
+    assert code == 2
+    assert "data(slot=0, cursor=0) ended after 0 batches" in paragraph(err)
+    code, _, err = await ended(file)
+    assert code == 2
+    assert 'learner.tls_ca = "absent.pem" (flag --tls-ca): there is no such file' in paragraph(err)

@@ -14,6 +14,7 @@ from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import LearnerState, RunPhase
 from decoupled_diloco.runtime.config import ConfigError
+from learner_service.recoveries import DivergedError
 from learner_service.session import LearnerStoppedError
 from learner_service.workload import MergeRule
 from tests.integration.learner_threads import Trainee, eventually, figure, pull, start_values, train
@@ -278,3 +279,13 @@ async def test_a_tensor_that_changes_is_refused_at_the_boundary_and_after_the_en
 
     async with syncer(tmp_path, config) as running:
         await asyncio.to_thread(train_wrongly, str(running.addresses.data))
+
+
+async def test_a_loss_that_never_becomes_finite_ends_the_learner_with_the_place(tmp_path):
+    config = config_of(run={"total_steps": 0})
+    async with syncer(tmp_path, config) as running:
+        [a] = team("a")
+        a.loss_of = lambda number, loss: loss * np.nan if number >= 4 else loss
+        with pytest.raises(DivergedError, match=r"5 times in a row, .* slot \d+, cursor 7 \(the last one was"):
+            await train(running, config, a)
+        assert a.restarts == [4, 5, 6, 7]
