@@ -47,7 +47,7 @@ system-deps: ## Debian packages for test-operate, by apt-get (needs root)
 # --- the thing itself -------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV)/.stamp ## a run with faults on this machine: make demo LEARNERS=3 SECONDS=120 QUORUM=1
+demo: $(VENV)/.stamp ## a run with faults on this machine: make demo LEARNERS=3 SECONDS=100 QUORUM=1
 	@$(BIN)/python -m demo $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(QUORUM),--quorum $(QUORUM))
 

@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
 def _warm(folder: Path) -> None:
     plan = Plan(folder, tuple(SPEEDS), 1, 1.0, total_steps=1_000_000)
     plan.write_run_file()
-    Processes(plan, Addresses.free()).measure_step_seconds(1)
+    Processes(plan, Addresses.free()).warm()
 
 
 def _report(ratios: dict[str, list[float]], together: list[Measured]) -> dict[str, Any]:

@@ -13,14 +13,16 @@ from pathlib import Path
 from rich.console import Console
 
 from decoupled_diloco.v1 import admin_pb2
-from demo.plan import SUSPEND_SECONDS, Fault, Plan, learner_names, steps_that_fit
+from demo.plan import REHEARSAL_STEPS, SUSPEND_SECONDS, Fault, Plan, learner_names, steps_that_fit
 from demo.processes import Addresses, DemoError, Processes
 from demo.report import NOTE, draw, summarise, write_summary
 from demo.screen import Screen
 from demo.watch import Watch
 
 POLL_SECONDS = 0.5
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 120.0
+REHEARSAL_SECONDS = 8.0
+REHEARSAL_WARM_STEPS = 20
 FINAL_EVALUATION_SECONDS_MAX = 30.0
 
 
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> int:
     folder = options.output
     _clear(folder)
     names = learner_names(options.learners)
-    plan = Plan(folder, names, options.quorum, options.seconds, total_steps=options.steps or 1)
+    plan = Plan(folder, names, options.quorum, options.seconds, total_steps=options.steps or REHEARSAL_STEPS)
     processes = Processes(plan, Addresses.free())
     try:
         if not options.steps:
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__, allow_abbrev=False)
     parser.add_argument("--learners", type=int, default=3, help="learner processes (default 3)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long training shall take (default 120)")
+    parser.add_argument("--seconds", type=float, default=100.0, help="how long training shall take (default 100)")
     parser.add_argument("--quorum", type=int, default=1, help="contributions a round needs, K (default 1)")
     parser.add_argument("--steps", type=int, default=0, help="global steps, instead of measuring how many fit")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder (default runs/demo)")
@@ -74,25 +76,56 @@ def _clear(folder: Path) -> None:
 
 
 def _measured(plan: Plan, processes: Processes, console: Console) -> Plan:
+    """Fixes the number of steps by a rehearsal: all processes, without faults, for a moment."""
     plan.write_run_file()
-    with console.status("preparing: tokenising the text, compiling, measuring the speed of this machine"):
-        step_seconds = processes.measure_step_seconds(len(plan.learners))
-    steps = steps_that_fit(plan.seconds, step_seconds)
+    with console.status("preparing: tokenising the text and compiling (once), measuring the speed of this machine"):
+        processes.warm()
+        steps_per_second = _rehearse(plan, processes)
+    processes.stop_all()
+    processes.addresses = Addresses.free()
+    _clear(plan.folder)
+    steps = steps_that_fit(plan.seconds, steps_per_second)
     console.print(
-        f"{len(plan.learners)} learners at once step in {1000 * step_seconds:.1f} ms here: "
-        f"{steps} global steps in about {plan.seconds:.0f} s",
+        f"{len(plan.learners)} learners make {steps_per_second:.1f} global steps a second here: "
+        f"{steps} of them in about {plan.seconds:.0f} s",
         highlight=False,
     )
     return replace(plan, total_steps=steps)
 
 
-def _run(plan: Plan, processes: Processes, console: Console) -> int:
+def _rehearse(plan: Plan, processes: Processes) -> float:
+    """Global steps a second with everything running."""
     watch = Watch(processes.addresses.admin)
+    _start_all(plan, processes, watch)
+    first: tuple[float, int] | None = None
+    while True:
+        time.sleep(POLL_SECONDS)
+        _check(processes)
+        sample = watch.look()
+        if sample is None:
+            continue
+        if watch.seconds() > START_SECONDS_MAX:
+            raise DemoError(f"the learners make no steps; see {plan.folder / 'logs'}")
+        learners = [sample.learner(name) for name in plan.learners]
+        stepping = all(learner is not None and learner.local_step >= REHEARSAL_WARM_STEPS for learner in learners)
+        if first is None and stepping and sample.bits_per_byte is not None:
+            first = sample.seconds, sample.run.global_step
+        elif first is not None and sample.seconds - first[0] >= REHEARSAL_SECONDS:
+            watch.close()
+            return (sample.run.global_step - first[1]) / (sample.seconds - first[0])
+
+
+def _start_all(plan: Plan, processes: Processes, watch: Watch) -> None:
     processes.start_syncer()
     _await_first_look(watch, processes)
     for name in plan.learners:
         processes.start_learner(name)
     processes.start_evaluator()
+
+
+def _run(plan: Plan, processes: Processes, console: Console) -> int:
+    watch = Watch(processes.addresses.admin)
+    _start_all(plan, processes, watch)
     page = f"http://{processes.addresses.http}/"
     console.print(f"the run's page: {page}   logs: {plan.folder / 'logs'}", highlight=False)
     rejoins: list[float] = []

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REGIONS = ("us-central1", "europe-west4", "asia-east1", "us-east1", "europe-west1", "asia-south1")
-HELPER_SHARE = 0.8
-"""Share of the cores that is left to the learners beside the syncer, the evaluator and this program."""
+REHEARSAL_STEPS = 1_000_000
+"""Global steps of the rehearsal that measures the speed; it is stopped long before."""
 STEPS_MIN = 96
 """Fewer steps than four sync intervals show nothing."""
 SUSPEND_SECONDS = 5.0
@@ -85,11 +85,11 @@ def learner_names(count: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def steps_that_fit(seconds: float, step_seconds: float) -> int:
+def steps_that_fit(seconds: float, steps_per_second: float) -> int:
     """The number of steps of the run, fixed before it starts, so that the learning-rate schedule ends with it.
 
     Args:
         seconds: how long training shall take.
-        step_seconds: measured with all learners stepping at once on this machine.
+        steps_per_second: global steps, measured in a rehearsal with all processes on this machine.
     """
-    return max(STEPS_MIN, int(seconds * HELPER_SHARE / step_seconds))
+    return max(STEPS_MIN, int(seconds * steps_per_second))

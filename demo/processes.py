@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,21 +89,17 @@ class Processes:
         self.started_at[name] = time.monotonic()
         log.close()
 
-    def measure_step_seconds(self, learner_count: int) -> float:
-        """Compiles and tokenises once, then lets all learners step at once for a moment; returns the fastest step."""
-        self._warm()
-        if learner_count == 1:
-            return self._warm()
-        with ThreadPoolExecutor(learner_count) as pool:
-            return min(pool.map(lambda _: self._warm(), range(learner_count)))
+    def warm(self) -> None:
+        """Tokenises the text and compiles everything, once, into the cache.
 
-    def _warm(self) -> float:
+        Raises:
+            DemoError: it failed.
+        """
         command = [sys.executable, "-m", "learner_service", "warm", "--run-file", str(self.plan.run_file)]
         command += ["--cache-dir", str(self.cache)]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), check=False)
         if done.returncode:
             raise DemoError(f"the warm-up failed:\n{done.stderr.strip()}")
-        return float(json.loads(done.stdout.strip().splitlines()[-1])["step_seconds"])
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Sends a signal to one process."""
@@ -140,3 +134,4 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.running.clear()
