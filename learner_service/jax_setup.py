@@ -31,8 +31,8 @@ def set_up_jax(cache_path: Path, platform: str, section: str) -> None:
     if platform != "auto":
         try:
             jax.devices()
-        except RuntimeError as error:
-            text = " ".join(str(error).split())
+        except (RuntimeError, AssertionError) as error:  # the second one where JAX knows no such backend
+            text = " ".join(str(error).split()) or "it has no such backend"
             raise ConfigError(
                 f'{section}.platform = "{platform}": JAX finds no such device on this machine ({text}); use "auto" or '
                 f'"cpu", or install what JAX needs for it ("jax[cuda12]" for NVIDIA, "jax[tpu]" for TPUs)'
