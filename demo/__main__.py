@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from decoupled_diloco.v1 import admin_pb2
-from demo.plan import REHEARSAL_STEPS, SUSPEND_SECONDS, Fault, Plan, learner_names, steps_that_fit
+from demo.plan import REHEARSAL_STEPS, RESTART_SHARE, SUSPEND_SECONDS, Fault, Plan, learner_names, steps_that_fit
 from demo.processes import Addresses, DemoError, Processes
 from demo.report import NOTE, draw, summarise, write_summary
 from demo.screen import Screen
@@ -156,7 +156,7 @@ def _check(processes: Processes) -> None:
 def _watch_until_finished(plan: Plan, processes: Processes, watch: Watch, screen: Screen, rejoins: list[float]) -> None:
     faults = list(plan.faults)
     rejoining: dict[str, tuple[float, int]] = {}
-    resume_at: dict[str, float] = {}
+    undo_at: dict[str, float] = {}
     finished_at: float | None = None
     limit = START_SECONDS_MAX + 5 * plan.seconds
     while True:
@@ -166,8 +166,8 @@ def _watch_until_finished(plan: Plan, processes: Processes, watch: Watch, screen
             continue
         screen.show(watch)
         while faults and watch.share_done() >= faults[0].at_share:
-            _inject(faults.pop(0), processes, watch, screen, rejoining, resume_at)
-        _resume(processes, watch, screen, resume_at)
+            _inject(faults.pop(0), processes, watch, screen, undo_at)
+        _undo(processes, watch, screen, rejoining, undo_at)
         _note_rejoins(watch, processes, rejoining, rejoins, screen)
         if watch.samples[-1].run.phase == admin_pb2.RUN_PHASE_FINISHED:
             finished_at = finished_at or watch.seconds()
@@ -185,33 +185,43 @@ def _inject(
     processes: Processes,
     watch: Watch,
     screen: Screen,
-    rejoining: dict[str, tuple[float, int]],
-    resume_at: dict[str, float],
+    undo_at: dict[str, float],
 ) -> None:
     name = fault.learner
     match fault.action:
         case "kill":
             processes.signal(name, signal.SIGKILL)
             screen.say(f"** kill -9 {name}; the others train on")
-        case "start":
-            known = watch.samples[-1].learner(name)
-            processes.start_learner(name)
-            rejoining[name] = (watch.seconds(), known.rounds_merged_count if known else 0)
-            screen.say(f"** {name} is started again, with nothing but its id")
+            undo_at[name] = watch.seconds() + RESTART_SHARE * processes.plan.seconds
         case "suspend":
             processes.signal(name, signal.SIGSTOP)
-            resume_at[name] = watch.seconds() + SUSPEND_SECONDS
+            undo_at[name] = watch.seconds() + SUSPEND_SECONDS
             screen.say(f"** {name} is suspended (SIGSTOP) for {SUSPEND_SECONDS:.0f} s")
     watch.mark(fault.action, name)
 
 
-def _resume(processes: Processes, watch: Watch, screen: Screen, resume_at: dict[str, float]) -> None:
-    for name, when in list(resume_at.items()):
-        if watch.seconds() >= when:
-            del resume_at[name]
+def _undo(
+    processes: Processes,
+    watch: Watch,
+    screen: Screen,
+    rejoining: dict[str, tuple[float, int]],
+    undo_at: dict[str, float],
+) -> None:
+    """Starts what was killed, lets go on what was suspended."""
+    for name, when in list(undo_at.items()):
+        if watch.seconds() < when:
+            continue
+        del undo_at[name]
+        if processes.running[name].poll() is None:
             processes.signal(name, signal.SIGCONT)
             watch.mark("resume", name)
             screen.say(f"** {name} goes on (SIGCONT)")
+        else:
+            known = watch.samples[-1].learner(name)
+            processes.start_learner(name)
+            rejoining[name] = (watch.seconds(), known.rounds_merged_count if known else 0)
+            watch.mark("start", name)
+            screen.say(f"** {name} is started again, with nothing but its id")
 
 
 def _note_rejoins(

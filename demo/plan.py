@@ -12,6 +12,9 @@ REHEARSAL_STEPS = 1_000_000
 STEPS_MIN = 96
 """Fewer steps than four sync intervals show nothing."""
 SUSPEND_SECONDS = 5.0
+RESTART_SHARE = 0.08
+"""A killed learner is started again after this share of the training time. By time, not by steps: where every learner
+is needed for the quorum, the run makes no steps until it is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class Fault:
 
     at_share: float
     action: str
-    """kill, start, suspend or resume."""
+    """kill or suspend; each is undone after a while."""
     learner: str
 
 
@@ -42,7 +45,6 @@ class Plan:
         killed, suspended = self.learners[1], self.learners[-1]
         return (
             Fault(0.30, "kill", killed),
-            Fault(0.38, "start", killed),
             Fault(0.62, "suspend", suspended),
         )
 
