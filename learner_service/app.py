@@ -36,6 +36,7 @@ from learner_service.driver import NetworkPlan
 from learner_service.handover import Handover
 from learner_service.inner_loop import InnerLoop, WarmUp
 from learner_service.jax_setup import set_up_jax
+from learner_service.journal import Journal
 from learner_service.metrics import LearnerMetrics, served
 from learner_service.peer import start_peer_server
 from learner_service.session import LearnerStoppedError, Session, SessionParts
@@ -160,7 +161,9 @@ def build_session(
         drain_seconds=settings.drain_seconds,
         serve_peers=_peer_service(settings),
     )
-    handover = Handover(LearnerMachine(join.policy), ActivityAccount(Activity.STARTUP, started_at), clock)
+    journal = Journal(settings.journal, settings.learner_id, clock)
+    account = ActivityAccount(Activity.STARTUP, started_at)
+    handover = Handover(LearnerMachine(join.policy), account, clock, journal)
     parts = SessionParts(
         network=network,
         device=device,

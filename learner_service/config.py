@@ -97,6 +97,12 @@ class LearnerSettings(_ParticipantSettings):
         "answers that it cannot do so yet.",
     )
 
+    journal: FilePath | None = Field(
+        default=None,
+        description="File that gets one JSON object a line for every step, contribution and applied version; nothing: "
+        "none.",
+    )
+
     @field_validator("peer_listen")
     @classmethod
     def _check_peer_listen(cls, value: str) -> str:

@@ -220,6 +220,7 @@ class LearnerDriver:
             self._transfers.cancel_all()
         self._reports.clear()
         machine = LearnerMachine(joined.policy, cursor=joined.cursor)
+        self._handover.journal.joined(self._handover.generation + 1, joined)
         newest = self._handover.start_incarnation(machine, joined.versions)
         self._seeds = {} if joined.initialized else newest or self._seeds
         self.joined = joined

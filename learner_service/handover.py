@@ -24,7 +24,6 @@ from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.core.learner_effects import (
     Apply,
     CancelUpload,
-    Copy,
     DeclineRound,
     Download,
     Hold,
@@ -36,26 +35,8 @@ from decoupled_diloco.core.learner_effects import (
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.clock import Clock
 from learner_service.activity import ActivityAccount, Spans, StepTimer
-
-
-class CopySlot:
-    """A copy that the machine has ordered; the device thread fills it a moment later."""
-
-    def __init__(self, copy: Copy) -> None:
-        self.copy = copy
-        self._filled = threading.Event()
-        self._arrays: DeviceCopy | None = None
-
-    def fill(self, arrays: DeviceCopy) -> None:
-        """The device thread has enqueued the copy."""
-        self._arrays = arrays
-        self._filled.set()
-
-    def arrays(self) -> DeviceCopy:
-        """The copy; waits for the rest of the boundary at which it was ordered. Not for an event loop."""
-        self._filled.wait()
-        assert self._arrays is not None
-        return self._arrays
+from learner_service.copies import CopySlot
+from learner_service.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +125,18 @@ class Handover:
         machine: of the first incarnation.
         account: where time goes.
         clock: instants.
+        journal: told about all that happens; default: none is written.
     """
 
-    def __init__(self, machine: LearnerMachine, account: ActivityAccount, clock: Clock) -> None:
+    def __init__(
+        self, machine: LearnerMachine, account: ActivityAccount, clock: Clock, journal: Journal | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._machine = machine
         self._account = account
         self._clock = clock
+        self.journal = journal or Journal()
         self._timer = StepTimer()
         self._generation = 0
         self._news_count = 0
@@ -187,6 +172,7 @@ class Handover:
         with self._lock:
             self._account.switch(Activity.SYNC_STALL, self._clock.now())
             self._machine.step_finished(token_count)
+            self.journal.step(self._generation, self._machine.local_step, self._machine.cursor, token_count)
 
     def add_loss(self, loss: float) -> None:
         """A step's loss, for the next report."""
@@ -219,6 +205,7 @@ class Handover:
         """The boundary's work is done: hands its results over. Returns the seconds of the step, if one ended."""
         with self._lock:
             seconds = self._timer.end(self._clock.now())
+            self.journal.boundary(plan.generation, plan.hold)
             if plan.generation == self._generation:
                 self._outbox.uploads += plan.uploads
                 self._outbox.applied += [
@@ -226,6 +213,9 @@ class Handover:
                     for apply, arrived, _ in plan.applies
                 ]
                 self._outbox.is_draining = plan.hold is Hold.DRAINING
+                made = (self._machine.local_step, self._machine.token_count)
+                for apply, arrived, _ in plan.applies:
+                    self.journal.applied(plan.generation, apply, arrived.staged.flat, *made)
         self.wake_network()
         return seconds
 
@@ -234,14 +224,18 @@ class Handover:
         began = self._clock.now()
         with self._news:
             self._news.wait_for(lambda: self._news_count != plan.news_count)
+            seconds = self._clock.now() - began
+            self.journal.waited(plan.generation, plan.hold, seconds)
             if plan.hold is Hold.BARRIER:
-                self._network_wait_seconds += self._clock.now() - began
+                self._network_wait_seconds += seconds
 
     # ---- the network thread ------------------------------------------------------------------------------------------
 
     def handle(self, event: lev.LearnerEvent) -> list[Action]:
         """Tells the machine what arrived; uploads come back with their copy and base."""
         with self._lock:
+            if isinstance(event, lev.RecoverAsked):
+                self.journal.recovery(self._generation, event.reason)
             effects = self._machine.handle(event)
             return self._told(effects)
 

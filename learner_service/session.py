@@ -120,6 +120,7 @@ class Session:
     ) -> None:
         self._is_open = False
         self._driver.close(f"the learner stops{'' if kind is None else f' after a {kind.__name__}'}")
+        self._handover.journal.close()
 
     def start(self, params: Params | None = None) -> Params:
         """Waits for the run's parameters and returns them in place of `params`.

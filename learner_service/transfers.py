@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.encoding import FloatVector
@@ -129,17 +130,24 @@ class Transfers:
             task.cancel()
 
     async def _upload(self, job: UploadJob) -> None:
-        began = self._clock.now()
+        began, fragment = self._clock.now(), job.slot.copy.fragment
+        tell = partial(self._handover.journal.fate, job.generation, job.round, fragment)
+        self._handover.journal.contribution(job.generation, job.round, job.slot.copy)
         try:
             fate = await self._uploader.contribute(job)
+        except asyncio.CancelledError:
+            tell("cancelled")
+            raise
         except NotFiniteError as error:
+            tell("not_sent")
             self._metrics.count_refused()
             self._hooks.decline(job.round, Decline.NONFINITE)
             self._hooks.recover(f"its contribution to round {job.round} was not sent: {error}")
             return
+        tell(fate)
         self._hooks.contributed()
         self._metrics.observe_upload(fate, job.base.size, self._clock.now() - began)
-        log.debug("contribution_answered", round=job.round, fragment=job.slot.copy.fragment, fate=str(fate))
+        log.debug("contribution_answered", round=job.round, fragment=fragment, fate=str(fate))
 
     async def _download(self, action: Download) -> None:
         fragment, version = action.fragment, action.version

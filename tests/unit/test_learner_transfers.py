@@ -21,8 +21,9 @@ from decoupled_diloco.runtime import channel
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.stream import CorruptPayloadError, chunk_message, parse_chunk, payload_digest
 from learner_service.bulk_client import BulkClient, Receipt
+from learner_service.copies import CopySlot
 from learner_service.downloader import Downloader, Held, VersionGoneError
-from learner_service.handover import CopySlot, UploadJob
+from learner_service.handover import UploadJob
 from learner_service.uploader import NotFiniteError, Sender, Uploader
 
 SIZE = 300_000
