@@ -5,7 +5,7 @@ Needs jax; only learners import it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -37,6 +37,7 @@ class ParameterTree:
     Args:
         params: the parameters, or their shapes as `jax.eval_shape` gives them.
         merge_rule: called with name and shape of each exchanged tensor.
+        chosen: of these leaves by name; default: all that can be exchanged.
 
     Attributes:
         schema: the exchanged tensors.
@@ -47,16 +48,22 @@ class ParameterTree:
 
     schema: Schema
 
-    def __init__(self, params: Params, merge_rule: Callable[[str, tuple[int, ...]], TensorRule]) -> None:
+    def __init__(
+        self,
+        params: Params,
+        merge_rule: Callable[[str, tuple[int, ...]], TensorRule],
+        chosen: Container[str] | None = None,
+    ) -> None:
         entries, structure = jax.tree_util.tree_flatten_with_path(params)
         self._structure: Any = structure
         self._position: dict[str, int] = {}
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         specs = []
         for position, (path, leaf) in enumerate(entries):
-            if not _is_exchanged(leaf):
+            name = leaf_name(path)
+            if (chosen is not None and name not in chosen) or not _is_exchanged(leaf):
                 continue
-            name, shape = leaf_name(path), tuple(leaf.shape)
+            shape = tuple(leaf.shape)
             rule = merge_rule(name, shape)
             if not (hasattr(rule, "rule") and hasattr(rule, "stack_axis")):
                 raise SchemaError(

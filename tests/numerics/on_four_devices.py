@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as Spec
 from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.optimizer_fragments import OptimizerFragments
 from tests.numerics.example_params import Example, Params, assert_same, example_params, pointers
 
 # Split by rows whose edges are not those of the pieces, split along a stacked axis, in two ways, and replicated.
@@ -196,3 +198,27 @@ def test_pointers_tell_copies_from_views() -> None:
     params = example_params()
     assert pointers(params) == pointers(dict(params))
     assert pointers(params) != pointers({name: jnp.copy(leaf) for name, leaf in params.items()})
+
+
+def test_moments_of_one_device_go_to_four_and_back(mesh: Mesh) -> None:
+    one, split = example_params(), on_mesh(example_params(), mesh)
+    optimizer = optax.adamw(1.0)
+    donor, state = optimizer.init(one), optimizer.init(one)
+    _, donor = optimizer.update(example_params(1), donor, one)
+    everywhere = NamedSharding(mesh, Spec())
+    state = optax.tree_map_params(
+        optimizer,
+        lambda leaf, parameter: jax.device_put(leaf, parameter.sharding),
+        state,
+        split,
+        transform_non_params=lambda leaf: jax.device_put(leaf, everywhere),
+    )
+    placed = [leaf.sharding for leaf in jax.tree.leaves(state)]
+    on_one = OptimizerFragments(one, Example(one).fragmentation, donor)
+    on_four = OptimizerFragments(split, Example(split).fragmentation, state)
+    for part in range(on_one.part_count):
+        state = on_four.write(state, on_four.stage(state, part, on_one.copy(donor, part).to_host()))
+        assert on_four.copy(state, part).to_host().tobytes() == on_one.copy(donor, part).to_host().tobytes()
+    for leaf, wanted, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(donor), placed, strict=True):
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(wanted))
+        assert leaf.sharding == sharding
