@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from decoupled_diloco.config import PRESET_FIELD, PROCESS_SECTIONS, RunConfig
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.config import Presets, Resolved, resolve
 from decoupled_diloco.runtime.config_layers import (
     Layer,
@@ -23,7 +24,7 @@ RUN_FILE_VARIABLE = "DECOUPLED_DILOCO_RUN_FILE"
 """Names the run file where the flag does not."""
 ADMIN_ADDRESS_VARIABLE = "DECOUPLED_DILOCO_ADMIN_ADDRESS"
 """Where syncerctl finds the syncer's admin port."""
-OTHER_VARIABLES = frozenset({RUN_FILE_VARIABLE, ADMIN_ADDRESS_VARIABLE})
+OTHER_VARIABLES = frozenset({RUN_FILE_VARIABLE, ADMIN_ADDRESS_VARIABLE, failpoints.VARIABLE})
 """Variables with `ENVIRONMENT_PREFIX` that are no settings of a run: all that syncerctl reads must be here, since one
 environment serves all programs."""
 

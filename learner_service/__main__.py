@@ -12,6 +12,7 @@ import sys
 from typing import Final
 
 from decoupled_diloco.command_line import run_program
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.config import Resolved
 from decoupled_diloco.runtime.lifecycle import SignalWatch, StopRequest
 from decoupled_diloco.runtime.logs import configure_logs, get_logger
@@ -45,6 +46,7 @@ def _set_up(resolved: Resolved[LearnerDocument]) -> None:
     configure_logs(settings.log_level, settings.log_format, settings.log_levels, context=context)
     for warning in resolved.warnings:
         get_logger("learner_service").warning("settings_doubtful", reason=warning)
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
     tune_malloc()
     sys.setswitchinterval(SWITCH_SECONDS)
 

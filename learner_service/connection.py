@@ -19,6 +19,7 @@ from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.errors import PeerError, Recourse, UnreachableError
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.channel import Backoff, Channels
 from decoupled_diloco.runtime.ports import Address
 from decoupled_diloco.wire.status import is_tls_fault
@@ -108,6 +109,7 @@ class Connection:
         self._log.info("waiting_for_the_syncer", syncer=self._everywhere())
         while True:
             joined = await self._join()
+            failpoints.hit("join.after_answer")
             self._participant.on_joined(joined)
             await self._stay_attached(joined)
 

@@ -29,6 +29,7 @@ from decoupled_diloco.core.errors import DecoupledDilocoError
 from decoupled_diloco.core.ids import Activity
 from decoupled_diloco.core.learner_effects import Hold
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
 from learner_service.driver import LearnerDriver, NetworkPlan
@@ -288,6 +289,8 @@ class Session:
                 params = self._parts.device.overwrite(params, arrived.staged)
                 if self._parts.verifies_applied:
                     self._verify(params, apply.fragment, arrived)
+                if self._hold is Hold.RECOVERING:
+                    failpoints.hit("recovery.after_fragment")
         for fragment, copy in self._parts.device.copy(params, (s.copy.fragment for s in plan.slots)).items():
             next(slot for slot in plan.slots if slot.copy.fragment == fragment).fill(copy)
         if plan.restart_optimizer:

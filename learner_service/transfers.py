@@ -15,6 +15,7 @@ from decoupled_diloco.arrays.fragments import Fragmentation, as_held
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.ids import Decline
 from decoupled_diloco.core.learner_effects import Download
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
 from learner_service.bulk_client import BulkClient
@@ -161,6 +162,7 @@ class Transfers:
                 self._tasks.pop(("download", fragment), None)
                 self._hooks.act(self._handover.handle(lev.DownloadFailed(fragment, version)))
                 return
+        failpoints.hit("download.after_fetch")
         # What comes next may be another download of this fragment; this task is over.
         self._tasks.pop(("download", fragment), None)
         self._hooks.act(self._handover.arrive(fragment, version, action.global_step, arrived))

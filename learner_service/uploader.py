@@ -16,6 +16,7 @@ from decoupled_diloco.arrays.merge import examine
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Fate
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.channel import Backoff
 from learner_service.bulk_client import BulkClient, Moved
 from learner_service.handover import UploadJob
@@ -75,6 +76,7 @@ class Uploader:
         backoff = Backoff(self._source)
         resume = False
         while True:
+            failpoints.hit("contribution.before_send")
             try:
                 fate = await self._client().upload(header, payload, encoding=encoding, resume=resume, moved=self._moved)
             except (PeerError, UnreachableError) as error:

@@ -9,6 +9,7 @@ from typing import Final
 
 from decoupled_diloco.command_line import run_program
 from decoupled_diloco.run_file import no_file_hint
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.config import Resolved
 from decoupled_diloco.runtime.lifecycle import SignalWatch, StopRequest
 from decoupled_diloco.runtime.logs import configure_logs, get_logger
@@ -40,6 +41,7 @@ def _serve(resolved: Resolved[SyncerDocument]) -> int:
         log.warning("settings_doubtful", reason=warning)
     if hint := no_file_hint(resolved):
         log.info("no_run_file", run=resolved.value.run.id, reason=hint)
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
     malloc = tune_malloc()
     log.debug("malloc", tuned=malloc.is_applied, reason=malloc.reason)
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -15,6 +15,7 @@ from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import RunPhase
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.lifecycle import TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.control import Instruction
@@ -194,6 +195,7 @@ class Shell:
         )
 
     def _publish(self, effect: fx.PublishFragment) -> None:
+        failpoints.hit("publish")
         self._serving.publications.forget_before(effect.fragment, effect.version)
 
     # --- the beginning and the end ---

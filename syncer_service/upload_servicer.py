@@ -18,6 +18,7 @@ from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import Fate
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire import codec, enums, status
 from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink
@@ -121,6 +122,7 @@ async def _take(serving: Serving, context: Context, slot: UploadSlot, stream: Up
     hold = slot.buffer.hold()
     try:
         await context.write(spb.UploadContributionResponse(wanted_offset=sink.received_bytes))
+        failpoints.hit("upload.after_header")
         await _receive(serving, context, slot, stream)
         fate = await _verify(serving, slot, stream)
     except CorruptPayloadError as error:
@@ -135,6 +137,7 @@ async def _take(serving: Serving, context: Context, slot: UploadSlot, stream: Up
     finally:
         hold.release()
     serving.metrics.contribution_ended(fate)
+    failpoints.hit("upload.before_answer")
     await _answer(context, fate)
 
 

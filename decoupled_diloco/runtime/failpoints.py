@@ -1,0 +1,131 @@
+"""Named points at which a process can be made to die, to fail or to wait, for tests of what survives that.
+
+    failpoints.hit("commit.after_payload_sync")
+
+costs one look at an empty dictionary as long as nothing is armed. A program's `__main__` arms what `VARIABLE` of its
+environment says: points with commas between them, each as POINT=ACTION@WHEN.
+
+    ACTION  kill            SIGKILL to the own process
+            enospc          raises OSError(ENOSPC), as a full disk does
+            delay:SECONDS   waits, whatever else the calling thread had to do
+    WHEN    3               at the third time that the point is reached, and never again
+            3+              from the third time on
+            /path           as long as that file exists
+
+    DECOUPLED_DILOCO_FAILPOINTS="commit.after_payload_sync=kill@3,publish=delay:2@1+"
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from decoupled_diloco.runtime.config import ConfigError
+from decoupled_diloco.runtime.logs import get_logger
+
+log = get_logger(__name__)
+
+VARIABLE: Final = "DECOUPLED_DILOCO_FAILPOINTS"
+"""The environment variable that arms them."""
+
+POINTS: Final[Mapping[str, str]] = {
+    "commit.before_payload_sync": "A merge's payload is written, but not synced to the disk.",
+    "commit.after_payload_sync": "A merge's payload is on the disk; no row names it yet.",
+    "commit.after_transaction": "A commit is durable; the machine has not heard of it.",
+    "publish": "A committed version is about to be served and announced.",
+    "upload.after_header": "A contribution was admitted; none of its bytes have been read.",
+    "upload.before_answer": "A contribution is complete and has its fate; its sender does not know.",
+    "join.after_answer": "A learner has its incarnation and has begun nothing with it.",
+    "contribution.before_send": "A learner is about to send a contribution, for the first time or again.",
+    "download.after_fetch": "A learner holds a new version in host memory; its parameters do not.",
+    "recovery.after_fragment": "A learner that starts over has written one of the fragments.",
+}
+"""All points, each with where the process stands when it is reached."""
+
+_RULE = re.compile(r"(?P<point>[a-z_.]+)=(?P<action>kill|enospc|delay:(?P<seconds>\d+(\.\d+)?))@(?P<when>\d+\+?|/.+)")
+
+
+@dataclass(slots=True)
+class _Rule:
+    """One armed point."""
+
+    action: str
+    seconds: float
+    nth: int
+    is_lasting: bool
+    path: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    hit_count: int = 0
+
+    def is_due(self) -> bool:
+        """Counts a hit; whether it is one that acts."""
+        if self.path:
+            return os.path.exists(self.path)
+        with self.lock:
+            self.hit_count += 1
+            return self.hit_count == self.nth or (self.is_lasting and self.hit_count > self.nth)
+
+
+_armed: dict[str, _Rule] = {}
+
+
+def hit(point: str) -> None:
+    """The process has come to a point of `POINTS`.
+
+    Raises:
+        OSError: ENOSPC, where that was armed.
+    """
+    rule = _armed.get(point)
+    if rule is not None and rule.is_due():
+        _act(point, rule)
+
+
+def arm(text: str) -> None:
+    """Arms what `text` says in place of all that was armed before; an empty text disarms everything.
+
+    Raises:
+        ConfigError: the text cannot be read, or names no point of the table.
+    """
+    armed = dict(_rule(part.strip()) for part in text.split(",") if part.strip())
+    _armed.clear()
+    _armed.update(armed)
+    if armed:
+        log.warning("failpoints_armed", points=text)
+
+
+def _rule(text: str) -> tuple[str, _Rule]:
+    match = _RULE.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{VARIABLE}: {text!r} cannot be read; write POINT=ACTION@WHEN, for example publish=kill@3, "
+            "with the action kill, enospc or delay:SECONDS, and when as 3, 3+ or the path of a file"
+        )
+    point, action, when = match["point"], match["action"].partition(":")[0], match["when"]
+    if point not in POINTS:
+        raise ConfigError(f"{VARIABLE}: there is no point {point!r}; there are {', '.join(POINTS)}")
+    path = when if when.startswith("/") else ""
+    nth = 0 if path else int(when.rstrip("+"))
+    return point, _Rule(action, float(match["seconds"] or 0.0), nth, when.endswith("+"), path)
+
+
+def _act(point: str, rule: _Rule) -> None:
+    match rule.action:
+        case "kill":
+            _die()
+        case "enospc":
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (failpoint {point})")
+        case "delay":
+            log.warning("failpoint", point=point, delay_seconds=rule.seconds)
+            time.sleep(rule.seconds)
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a process survived its SIGKILL")
