@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from decoupled_diloco.v1 import fragment_pb2 as decoupled__diloco_dot_v1_dot_fragment__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x65\x63oupled_diloco/v1/peer.proto\x12\x13\x64\x65\x63oupled_diloco.v1\x1a\"decoupled_diloco/v1/fragment.proto\"\x94\x01\n\x1d\x44ownloadOptimizerStateRequest\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08\x66ragment\x18\x03 \x01(\x05\x12-\n\x07version\x18\x04 \x01(\x0b\x32\x1c.decoupled_diloco.v1.Version\x12\x0e\n\x06offset\x18\x05 \x01(\x03\"|\n\x14OptimizerStateHeader\x12\x35\n\x07version\x18\x01 \x01(\x0b\x32$.decoupled_diloco.v1.FragmentVersion\x12\x16\n\x0eoptimizer_step\x18\x02 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x03 \x01(\x03\"\xc3\x01\n\x1e\x44ownloadOptimizerStateResponse\x12;\n\x06header\x18\x01 \x01(\x0b\x32).decoupled_diloco.v1.OptimizerStateHeaderH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.decoupled_diloco.v1.ChunkH\x00\x12/\n\x07trailer\x18\x03 \x01(\x0b\x32\x1c.decoupled_diloco.v1.TrailerH\x00\x42\x06\n\x04part2\x93\x01\n\x0bPeerService\x12\x83\x01\n\x16\x44ownloadOptimizerState\x12\x32.decoupled_diloco.v1.DownloadOptimizerStateRequest\x1a\x33.decoupled_diloco.v1.DownloadOptimizerStateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x65\x63oupled_diloco/v1/peer.proto\x12\x13\x64\x65\x63oupled_diloco.v1\x1a\"decoupled_diloco/v1/fragment.proto\"<\n\x0eOptimizerEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x8e\x02\n\x1d\x44ownloadOptimizerStateRequest\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08\x66ragment\x18\x03 \x01(\x05\x12-\n\x07version\x18\x04 \x01(\x0b\x32\x1c.decoupled_diloco.v1.Version\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x15\n\rschema_digest\x18\x06 \x01(\t\x12\x34\n\x07\x65ntries\x18\x07 \x03(\x0b\x32#.decoupled_diloco.v1.OptimizerEntry\x12\x18\n\x10\x63opy_incarnation\x18\x08 \x01(\x03\x12\x11\n\tcopy_step\x18\t \x01(\x03\"\x91\x01\n\x14OptimizerStateHeader\x12\x35\n\x07version\x18\x01 \x01(\x0b\x32$.decoupled_diloco.v1.FragmentVersion\x12\x16\n\x0eoptimizer_step\x18\x02 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\"\xc3\x01\n\x1e\x44ownloadOptimizerStateResponse\x12;\n\x06header\x18\x01 \x01(\x0b\x32).decoupled_diloco.v1.OptimizerStateHeaderH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.decoupled_diloco.v1.ChunkH\x00\x12/\n\x07trailer\x18\x03 \x01(\x0b\x32\x1c.decoupled_diloco.v1.TrailerH\x00\x42\x06\n\x04part2\x93\x01\n\x0bPeerService\x12\x83\x01\n\x16\x44ownloadOptimizerState\x12\x32.decoupled_diloco.v1.DownloadOptimizerStateRequest\x1a\x33.decoupled_diloco.v1.DownloadOptimizerStateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decoupled_diloco.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DOWNLOADOPTIMIZERSTATEREQUEST']._serialized_start=92
-  _globals['_DOWNLOADOPTIMIZERSTATEREQUEST']._serialized_end=240
-  _globals['_OPTIMIZERSTATEHEADER']._serialized_start=242
-  _globals['_OPTIMIZERSTATEHEADER']._serialized_end=366
-  _globals['_DOWNLOADOPTIMIZERSTATERESPONSE']._serialized_start=369
-  _globals['_DOWNLOADOPTIMIZERSTATERESPONSE']._serialized_end=564
-  _globals['_PEERSERVICE']._serialized_start=567
-  _globals['_PEERSERVICE']._serialized_end=714
+  _globals['_OPTIMIZERENTRY']._serialized_start=91
+  _globals['_OPTIMIZERENTRY']._serialized_end=151
+  _globals['_DOWNLOADOPTIMIZERSTATEREQUEST']._serialized_start=154
+  _globals['_DOWNLOADOPTIMIZERSTATEREQUEST']._serialized_end=424
+  _globals['_OPTIMIZERSTATEHEADER']._serialized_start=427
+  _globals['_OPTIMIZERSTATEHEADER']._serialized_end=572
+  _globals['_DOWNLOADOPTIMIZERSTATERESPONSE']._serialized_start=575
+  _globals['_DOWNLOADOPTIMIZERSTATERESPONSE']._serialized_end=770
+  _globals['_PEERSERVICE']._serialized_start=773
+  _globals['_PEERSERVICE']._serialized_end=920
 # @@protoc_insertion_point(module_scope)

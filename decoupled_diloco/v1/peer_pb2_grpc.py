@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class PeerServiceStub:
-    """Served by a learner on the one inbound port it may open. Parameters come from the syncer, never from a peer: a peer's
-    values carry its unmerged steps and would submit them twice.
+    """Served by a learner on the one inbound port it may open.
     """
 
     def __init__(self, channel):
@@ -44,12 +43,15 @@ class PeerServiceStub:
 
 
 class PeerServiceServicer:
-    """Served by a learner on the one inbound port it may open. Parameters come from the syncer, never from a peer: a peer's
-    values carry its unmerged steps and would submit them twice.
+    """Served by a learner on the one inbound port it may open.
     """
 
     def DownloadOptimizerState(self, request, context):
-        """Streams the inner optimizer's state of a fragment, copied at a step boundary once the version is applied.
+        """Streams one part of the inner optimizer's state: header, chunks from the wanted offset on, trailer. The donor copies the
+        part at its next step boundary; initial metadata come at once, so that a caller can tell a long step from a dead donor.
+
+        SCHEMA_MISMATCH: the donor has another model or optimizer; the text says what differs. NOT_READY: it has no state to
+        give now, because it recovers itself. OVERLOADED: too many callers or copies; call again. UNIMPLEMENTED: it gives none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,8 +74,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PeerService:
-    """Served by a learner on the one inbound port it may open. Parameters come from the syncer, never from a peer: a peer's
-    values carry its unmerged steps and would submit them twice.
+    """Served by a learner on the one inbound port it may open.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""SyncerService with this project's serializers: a stub for callers, a registration for the syncer.
+"""SyncerService and PeerService with this project's serializers: stubs for callers, registrations for servers.
 
 The generated ones work as well, on either end; these skip the copies of the generated classes for chunks
 (see `stream`). Parts of a stream are `ChunkPart` or the generated message when received, and the generated
@@ -12,12 +12,15 @@ from typing import Any
 import grpc
 
 from decoupled_diloco.v1 import admin_pb2 as apb
+from decoupled_diloco.v1 import peer_pb2 as ppb
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from decoupled_diloco.v1.peer_pb2_grpc import PeerServiceServicer, PeerServiceStub
 from decoupled_diloco.v1.syncer_pb2_grpc import SyncerServiceServicer, SyncerServiceStub
 from decoupled_diloco.wire.stream import part_parser, part_serializer
 
 ADMIN_SERVICE = apb.DESCRIPTOR.services_by_name["AdminService"].full_name
+PEER_SERVICE = ppb.DESCRIPTOR.services_by_name["PeerService"].full_name
 SYNCER_SERVICE = spb.DESCRIPTOR.services_by_name["SyncerService"].full_name
 
 
@@ -82,6 +85,32 @@ def add_syncer_service(servicer: SyncerServiceServicer, server: Any) -> None:
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SYNCER_SERVICE, handlers),))
     server.add_registered_method_handlers(SYNCER_SERVICE, handlers)
+
+
+class PeerStub(PeerServiceStub):
+    """A caller of PeerService, for `grpc` and `grpc.aio` channels."""
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)  # type: ignore[no-untyped-call]
+        self.DownloadOptimizerState = channel.unary_stream(
+            f"/{PEER_SERVICE}/DownloadOptimizerState",
+            request_serializer=ppb.DownloadOptimizerStateRequest.SerializeToString,
+            response_deserializer=part_parser(ppb.DownloadOptimizerStateResponse),
+            _registered_method=True,
+        )
+
+
+def add_peer_service(servicer: PeerServiceServicer, server: Any) -> None:
+    """Registers a servicer of PeerService with a server of `grpc` or `grpc.aio`."""
+    handlers = {
+        "DownloadOptimizerState": grpc.unary_stream_rpc_method_handler(
+            servicer.DownloadOptimizerState,
+            request_deserializer=ppb.DownloadOptimizerStateRequest.FromString,
+            response_serializer=part_serializer,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER_SERVICE, handlers),))
+    server.add_registered_method_handlers(PEER_SERVICE, handlers)
 
 
 def add_admin_service(servicer: AdminServiceServicer, server: Any) -> None:

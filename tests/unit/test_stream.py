@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoupled_diloco.v1 import fragment_pb2 as fpb
+from decoupled_diloco.v1 import peer_pb2 as ppb
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire.stream import (
     CHUNK_BYTES_MAX,
@@ -22,7 +23,12 @@ from decoupled_diloco.wire.stream import (
 )
 
 PAYLOAD = random.Random(7).randbytes(10_000)
-STREAMS = (spb.UploadContributionRequest, spb.UploadInitialFragmentRequest, spb.DownloadFragmentResponse)
+STREAMS = (
+    spb.UploadContributionRequest,
+    spb.UploadInitialFragmentRequest,
+    spb.DownloadFragmentResponse,
+    ppb.DownloadOptimizerStateResponse,
+)
 
 
 def parts(messages, message_class=spb.DownloadFragmentResponse):
