@@ -6,10 +6,10 @@ header in front differs by stream and is the caller's.
 
 The streams that carry payloads (`UploadContributionRequest`, `UploadInitialFragmentRequest`,
 `DownloadFragmentResponse`, `DownloadOptimizerStateResponse`) share the numbers of their parts: header 1,
-chunk 2, trailer 3. So a chunk has the same bytes in all of them, and this module writes and reads those bytes by hand: ordinary protobuf on
-the wire, without the copies of the generated classes (1.90 against 1.62 GB/s measured). Whatever does not
-look like the canonical form is left to the generated class, so any other implementation of protobuf is
-understood.
+chunk 2, trailer 3. So a chunk has the same bytes in all of them, and this module writes and reads those
+bytes by hand: ordinary protobuf on the wire, without the copies of the generated classes (1.90 against
+1.62 GB/s measured). Whatever does not look like the canonical form is left to the generated class, so any
+other implementation of protobuf is understood.
 """
 
 from __future__ import annotations
