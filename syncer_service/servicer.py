@@ -165,10 +165,11 @@ class SyncerServicer(SyncerServiceServicer):
     async def _write_instructions(self, session: Session, context: Context) -> None:
         serving = self._serving
         alive_seconds = serving.machine.policy.deadlines.attach_idle_seconds * ALIVE_SHARE
+        await context.write(control.alive_to_wire(serving.machine.global_step, serving.epoch))
         while True:
             instruction = await session.next_message(alive_seconds)
             if instruction is None:
-                await context.write(control.alive_to_wire(serving.machine.global_step))
+                await context.write(control.alive_to_wire(serving.machine.global_step, serving.epoch))
                 continue
             value_count = 0
             if isinstance(instruction, fx.PublishFragment | fx.AnnounceFragment):

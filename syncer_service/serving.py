@@ -67,6 +67,8 @@ class Serving:
     publications: Publications
     sessions: Sessions
     metrics: SyncerMetrics
+    epoch: int = 1
+    """Which start of the syncer on this run's state it is."""
 
     def require_joined(self, learner: str, incarnation: int) -> None:
         """Refuses calls of incarnations that are not, or no longer, part of the run.
@@ -81,7 +83,7 @@ class Serving:
     def model_agreed(self, fragmentation: Fragmentation) -> None:
         """The first learner has brought the model: the accounts can weigh fragments by their size."""
         size = fragmentation.schema.size
-        self.machine.set_fragment_shares(tuple(count / size for count in fragmentation.sizes))
+        self.driver.report(ev.ModelAgreed(tuple(count / size for count in fragmentation.sizes)))
         log.info(
             "model_agreed",
             tensors=len(fragmentation.schema.tensors),

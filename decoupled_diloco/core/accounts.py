@@ -11,6 +11,7 @@ commits, discarded if not. So at every moment and for every fragment, to the tok
 
 from __future__ import annotations
 
+from decoupled_diloco.core.effects import MergedContribution
 from decoupled_diloco.core.events import FragmentApplied, Progress
 from decoupled_diloco.core.goodput import GoodputLedger
 from decoupled_diloco.core.ids import Activity, Role
@@ -90,16 +91,24 @@ def _settle(
     record.accounted_tokens[fragment] = until
 
 
-def settle_merged(ledger: GoodputLedger, record: LearnerRecord | None, answer: RoundAnswer, fragment: int) -> None:
-    """A commit contained this contribution. `record`: None if its incarnation is over."""
-    if answer.reserved_token_count or record is None or answer.header is None:
-        ledger.merge(fragment, answer.reserved_token_count)
-        answer.reserved_token_count = 0
+def settle_merged(
+    ledger: GoodputLedger,
+    record: LearnerRecord | None,
+    contribution: MergedContribution,
+    fragment: int,
+    reserved_token_count: int,
+) -> None:
+    """A commit contained this contribution.
+
+    `record`: None if its incarnation is over; what that one had not settled was reserved.
+    """
+    if reserved_token_count or record is None:
+        ledger.merge(fragment, reserved_token_count)
         return
-    accounted, until = record.accounted_tokens[fragment], answer.header.total_token_count
+    accounted, until = record.accounted_tokens[fragment], contribution.total_token_count
     if until <= accounted:
         return
-    start = max(accounted, until - answer.header.token_count)
+    start = max(accounted, until - contribution.token_count)
     # Tokens before the start were overwritten by an apply whose report is still on its way, or was lost.
     ledger.discard(fragment, start - accounted, "overlap")
     ledger.merge(fragment, until - start)

@@ -16,6 +16,9 @@ from decoupled_diloco.core.round import Round
 if TYPE_CHECKING:
     from decoupled_diloco.core.syncer import SyncerMachine
 
+PEERS_MAX = 4
+"""Peers named to a recovering learner."""
+
 
 def _sane(progress: ev.Progress) -> ev.Progress:
     """A report without durations that cannot be."""
@@ -39,6 +42,8 @@ class Admissions:
         record = self.machine.membership.learners.get(learner)
         if record is None or record.left:
             return fx.Refusal("NOT_JOINED", f"{learner} is not registered in this run; join (again)")
+        if record.must_join_again:
+            return fx.Refusal("NOT_JOINED", f"{record.must_join_again}; join again")
         if record.incarnation != incarnation:
             text = f"incarnation {incarnation} of {learner} was replaced by incarnation {record.incarnation}"
             return fx.Refusal("STALE_INCARNATION", text)
@@ -67,12 +72,25 @@ class Admissions:
             cursor=record.cursor,
             global_step=self.machine.global_step,
             versions=self.machine.published(),
-            paused=self.machine.pause_reason is not None,
+            paused=self.machine.steering.pause_reason is not None,
             initialized=bool(self.machine.versions),
+            peers=self.peers_for(record),
         )
         place = f"slot {record.slot}, cursor {record.cursor}" if record.role is Role.LEARNER else record.role
         text = f"{record.learner} joined as incarnation {record.incarnation}, {place}"
         return [*effects, fx.Answer(event.request, answer), fx.Note("learner_joined", text)]
+
+    def peers_for(self, record: LearnerRecord) -> tuple[tuple[str, str], ...]:
+        """Whom a recovering learner may ask for optimizer state: who is live for quorum and serves peers."""
+        if record.role is not Role.LEARNER:
+            return ()
+        donors = [
+            donor
+            for donor in self.machine.presence.waitable
+            if donor.peer_address and donor.learner != record.learner and donor.has_lease()
+        ]
+        donors.sort(key=lambda donor: (-donor.newest_merged_round, donor.learner))
+        return tuple((donor.learner, donor.peer_address) for donor in donors[:PEERS_MAX])
 
     def _take_over(self, event: ev.JoinRequested, now: float) -> list[fx.Effect]:
         """Frees the slot of one learner that is gone for good, for a learner that needs one; fences the former."""
@@ -82,17 +100,21 @@ class Admissions:
         if not gone:
             return []
         record = min(gone, key=lambda r: r.slot)
-        return self._depart(record, f"it was gone for good; {event.learner} takes its slot {record.slot} over", "died")
+        return self.depart(record, f"it was gone for good; {event.learner} takes its slot {record.slot} over", "died")
 
     def _is_new(self, learner: str) -> bool:
         known = self.machine.membership.learners.get(learner)
         return known is None or known.left or known.role is not Role.LEARNER
 
     def _refuse_join(self, event: ev.JoinRequested) -> fx.Refusal | None:
+        evicted = self.machine.membership.evicted.get(event.learner)
+        if evicted is not None:
+            text = f"an operator evicted {event.learner} ({evicted}); it may join again once it is readmitted"
+            return fx.Refusal("EVICTED", text)
         if self.machine.phase is RunPhase.FINISHED or (
             self.machine.phase is RunPhase.FINISHING and event.role is Role.LEARNER
         ):
-            return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.machine.finish_reason}")
+            return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.machine.steering.finish_reason}")
         if (
             self._is_new(event.learner)
             and event.role is Role.LEARNER
@@ -151,15 +173,15 @@ class Admissions:
                 effects.append(fx.AnnounceFragment(name, incarnation, fragment, version, step))
         if self.machine.phase is RunPhase.FINISHED:
             effects.append(
-                fx.FinishLearner(name, incarnation, self.machine.finish_reason or "", self.machine.global_step)
+                fx.FinishLearner(name, incarnation, self.machine.steering.finish_reason or "", self.machine.global_step)
             )
             return effects
         if self.machine.initial.asked == (name, incarnation):
             effects.append(fx.AskInitialParameters(name, incarnation))
-        if self.machine.pause_reason is not None:
-            effects.append(fx.PauseLearner(name, incarnation, self.machine.pause_reason))
+        if self.machine.steering.pause_reason is not None:
+            effects.append(fx.PauseLearner(name, incarnation, self.machine.steering.pause_reason))
         if self.machine.phase is RunPhase.FINISHING and record.role is Role.LEARNER:
-            effects.append(fx.DrainLearner(name, incarnation, self.machine.finish_reason or "", leave=False))
+            effects.append(fx.DrainLearner(name, incarnation, self.machine.steering.finish_reason or "", leave=False))
         for item in self.machine.rounds.in_order():
             item.forget_declines(name)
             effects += self.machine.contributions.ask(item, record)
@@ -194,9 +216,9 @@ class Admissions:
         record = self.machine.membership.get(event.learner, event.incarnation)
         if record is None:
             return [fx.Answer(event.request, None)]
-        return [fx.Answer(event.request, None), *self._depart(record, event.reason, "left")]
+        return [fx.Answer(event.request, None), *self.depart(record, event.reason, "left")]
 
-    def _depart(self, record: LearnerRecord, reason: str, cause: str) -> list[fx.Effect]:
+    def depart(self, record: LearnerRecord, reason: str, cause: str) -> list[fx.Effect]:
         """Takes a learner off the run; `cause` says what its open tokens are booked under."""
         effects = self.cut_uploads(record, keep_complete=True, reason="the learner left")
         if record.role is Role.LEARNER:

@@ -79,7 +79,8 @@ class Contributions:
         if record.recovering:
             return []
         record.recovering, record.applied = True, {}
-        effects: list[fx.Effect] = [fx.RecoverLearner(record.learner, record.incarnation, reason)]
+        peers = self.machine.admissions.peers_for(record)
+        effects: list[fx.Effect] = [fx.RecoverLearner(record.learner, record.incarnation, reason, peers)]
         effects += self.machine.admissions.cut_uploads(record, keep_complete=True, reason="its learner recovers")
         return [*effects, fx.Note("learner_recovers", f"{record.learner} recovers: {reason}", "warning")]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from decoupled_diloco.core.ids import Fate, Role, Version
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Admitted:
     """Per fragment: index, newest version, global step; empty before the run has parameters."""
     paused: bool
     initialized: bool
+    peers: tuple[tuple[str, str], ...] = ()
+    """Learners to fetch the inner optimizer's state from (id, address), those that have merged most recently first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +108,52 @@ class StartMerge:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedContribution:
+    """A member of a committed round, as the ledger keeps it. Counts as in `ContributionHeader`; `weight` is w_m."""
+
+    learner: str
+    incarnation: int
+    slot: int
+    weight: float
+    step_count: int
+    token_count: int
+    total_token_count: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absentee:
+    """A learner that is not a member of a round; `fate` says what became of its contribution, if there was one."""
+
+    learner: str
+    reason: str
+    fate: Fate | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRound:
-    """Make the merge's result durable as `version`, with the ledger row; then report CommitFinished."""
+    """Make the merge's result durable as `version`, with this as its ledger row; then report CommitFinished.
+
+    The row says all that the commit changes in the run's books, so that a restart can book it again.
+    """
 
     round: int
     fragment: int
     version: Version
     global_step: int
-    members: tuple[str, ...]
+    """t(r)."""
+    contributions: tuple[MergedContribution, ...]
+    """By learner id."""
+    absentees: tuple[Absentee, ...]
+    live_count: int
+    final: bool
+    """One of the last rounds of a finishing run."""
     reason: str
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Ids of the learners whose contributions are merged."""
+        return tuple(contribution.learner for contribution in self.contributions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +166,7 @@ class CloseRound:
     members: tuple[str, ...]
     global_step: int
     reason: str
+    absentees: tuple[Absentee, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +216,13 @@ class DiscardInitialParameters:
 
 @dataclass(frozen=True, slots=True)
 class RecoverLearner:
-    """Make one learner start over from published versions."""
+    """Make one learner start over from published versions, and from a peer's optimizer state."""
 
     learner: str
     incarnation: int
     reason: str
+    peers: tuple[tuple[str, str], ...] = ()
+    """As in `Admitted`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +272,22 @@ class FinishLearner:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadInitialParameters:
+    """Read the run's first parameters from where the run file says, in place of asking a learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Make the versions of a checkpoint the newest ones, under these names, and `state` the run's state; then report.
+
+    All in one transaction. Answered by `RolledBack` or `RollBackFailed`.
+    """
+
+    checkpoint: str
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True)
 class EndRun:
     """The run is over: export the model. FinishLearner effects come with it."""
 
@@ -271,6 +330,8 @@ Effect = (
     | PauseLearner
     | ResumeLearner
     | FinishLearner
+    | LoadInitialParameters
+    | RollBack
     | EndRun
     | ChangePolicy
     | Note

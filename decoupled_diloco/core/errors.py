@@ -30,6 +30,7 @@ class Reason(StrEnum):
     CORRUPT = "CORRUPT"
     TRANSFER_IDLE = "TRANSFER_IDLE"
     SHUTTING_DOWN = "SHUTTING_DOWN"
+    EVICTED = "EVICTED"
     WRONG_STATE = "WRONG_STATE"
     UNIMPLEMENTED = "UNIMPLEMENTED"
     INTERNAL = "INTERNAL"
@@ -84,6 +85,7 @@ KINDS: Mapping[Reason, Kind] = {
     Reason.CORRUPT: Kind(Blame.NOBODY, Recourse.RETRY),
     Reason.TRANSFER_IDLE: Kind(Blame.NOBODY, Recourse.RETRY),
     Reason.SHUTTING_DOWN: Kind(Blame.CALLED, Recourse.RETRY),
+    Reason.EVICTED: Kind(Blame.CALLER, Recourse.STOP),
     Reason.WRONG_STATE: Kind(Blame.CALLER, Recourse.STOP),
     Reason.UNIMPLEMENTED: Kind(Blame.CALLER, Recourse.STOP),
     Reason.INTERNAL: Kind(Blame.CALLED, Recourse.RETRY),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from decoupled_diloco.core.ids import Activity, Decline, Fate, Role, Version
+from decoupled_diloco.core.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,74 @@ class FinishRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """An operator wants a learner to leave in good order. Answered with None, or a `Refusal`."""
+
+    request: int
+    learner: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvictRequested:
+    """An operator wants a learner out at once, and not back before `ReadmitRequested`. Answered like a drain."""
+
+    request: int
+    learner: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadmitRequested:
+    """An operator lets an evicted learner join again. Answered with None, or a `Refusal`."""
+
+    request: int
+    learner: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackRequested:
+    """An operator wants the run to go on from a checkpoint. Answered, once it does, with None, or a `Refusal`."""
+
+    request: int
+    checkpoint: str
+    cut: RunState
+    """The run's state in the checkpoint."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The checkpoint's versions and the new state are durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackFailed:
+    """They are not; nothing was changed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFailed:
+    """The store cannot write (the disk is full): no round goes on until it can. Learners train on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRecovered:
+    """The store can write again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAgreed:
+    """The first learner brought the model. Shares of the parameters in each fragment; they sum to 1."""
+
+    fragment_shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """The instant that `next_deadline` named has come."""
 
@@ -282,5 +351,14 @@ Event = (
     | PauseRequested
     | ResumeRequested
     | FinishRequested
+    | DrainRequested
+    | EvictRequested
+    | ReadmitRequested
+    | RollBackRequested
+    | RolledBack
+    | RollBackFailed
+    | StorageFailed
+    | StorageRecovered
+    | ModelAgreed
     | TimerFired
 )

@@ -7,14 +7,15 @@ sizes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decoupled_diloco.core.ids import Activity
 from decoupled_diloco.core.status import GoodputFigures
 
-DISCARD_CAUSES = ("overlap", "absent", "rejected", "died", "left")
+DISCARD_CAUSES = ("overlap", "absent", "rejected", "died", "left", "rolled_back")
 """overlap: steps between a merged copy and the arrival; absent: the round closed without the learner; rejected: its
-contribution was refused; died: the incarnation was replaced; left: the learner went away or the run ended."""
+contribution was refused; died: the incarnation was replaced; left: the learner went away or the run ended; rolled_back:
+the run went on from an older version, so that what had been merged since is lost."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,22 @@ class GoodputLedger:
     def __post_init__(self) -> None:
         count = len(self.fragment_shares)
         self.merged_tokens = self.merged_tokens or [0] * count
-        self.discarded_tokens = self.discarded_tokens or {cause: [0] * count for cause in DISCARD_CAUSES}
+        self.discarded_tokens = {cause: [0] * count for cause in DISCARD_CAUSES} | self.discarded_tokens
+
+    def copy(self) -> GoodputLedger:
+        """The sums of now, which later bookings leave alone."""
+        return replace(
+            self,
+            merged_tokens=list(self.merged_tokens),
+            discarded_tokens={cause: list(tokens) for cause, tokens in self.discarded_tokens.items()},
+            activity_seconds=dict(self.activity_seconds),
+        )
+
+    def unmerge(self, merged_tokens: list[int]) -> None:
+        """Only so much was merged after all, by fragment; the rest was rolled back."""
+        for fragment, kept in enumerate(merged_tokens):
+            self.discard(fragment, self.merged_tokens[fragment] - kept, "rolled_back")
+            self.merged_tokens[fragment] = kept
 
     def spend(self, activity: Activity, seconds: float) -> None:
         """Books learner-seconds."""

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 class InitialParameters:
     """Who was asked, until when, and what has arrived."""
 
-    def __init__(self, machine: SyncerMachine) -> None:
+    def __init__(self, machine: SyncerMachine, from_file: bool = False) -> None:
         self.machine = machine
+        self.from_file = from_file
+        """Whether the shell reads them from a file; no learner is asked then."""
         self.asked: tuple[str, int] | None = None
         self.until = math.inf
         self.digests: dict[int, str] = {}
@@ -48,12 +50,18 @@ class InitialParameters:
             effects.append(fx.CommitInitialParameters(event.learner, event.incarnation))
         return effects
 
+    def on_model_agreed(self) -> list[fx.Effect]:
+        """It is known which tensors a file has to hold."""
+        if not self.from_file or self.machine.versions or self.machine.phase is not RunPhase.INITIALIZING:
+            return []
+        return [fx.LoadInitialParameters()]
+
     def on_committed(self, event: ev.InitialParametersCommitted) -> list[fx.Effect]:
         """The set is durable: the run has parameters."""
         if self.machine.phase is not RunPhase.INITIALIZING:
             return []  # the run was finished before it began
         self.asked, self.until = None, math.inf
-        self.machine.versions = [Version(1, 1, digest) for digest in event.digests]
+        self.machine.versions = [Version(self.machine.timeline, 1, digest) for digest in event.digests]
         self.machine.phase = RunPhase.RUNNING
         published = [fx.PublishFragment(p, version, step) for p, version, step in self.machine.published()]
         return [*published, fx.Note("run_initialized", "the run has its initial parameters")]
@@ -70,6 +78,8 @@ class InitialParameters:
     def seek(self, now: float) -> list[fx.Effect]:
         """Asks a learner, or another one after the deadline."""
         effects: list[fx.Effect] = []
+        if self.from_file:
+            return effects
         if self.asked is not None and now >= self.until:
             record = self.machine.membership.learners[self.asked[0]]
             effects += self.discard(record, "it took too long to upload the initial parameters")

@@ -71,6 +71,7 @@ class LearnerMachine:
     _barrier_rounds: set[int] = field(default_factory=set)
     _schedule_base: int = 0
     _schedule_local: int = 0
+    _syncer_epoch: int | None = None
 
     def __post_init__(self) -> None:
         self._fragments = [FragmentRecord() for _ in range(self.policy.fragment_count)]
@@ -107,9 +108,22 @@ class LearnerMachine:
             case ev.AttachedAgain():
                 self._detached, self._paused = False, None
                 self._asks.clear()
+            case ev.SyncerSeen(epoch):
+                return self._on_syncer_seen(epoch)
             case ev.Ended():
                 self._finished = True
         return []
+
+    def _on_syncer_seen(self, epoch: int) -> list[LearnerEffect]:
+        """A syncer that was started again knows nothing of answers to rounds that it had not committed."""
+        known, self._syncer_epoch = self._syncer_epoch, epoch
+        if known in (None, epoch):
+            return []
+        for round_number in self._answered:
+            self._fragments[fragment_of(round_number, self.policy)].sent = None
+        cancelled, self._answered = self._answered, {}
+        self._barrier_rounds.difference_update(cancelled)
+        return [CancelUpload(r) for r in cancelled]
 
     def _on_asked(self, ask: ev.Asked) -> list[LearnerEffect]:
         self._rounds_in_flight = ask.rounds_in_flight

@@ -107,6 +107,17 @@ class AttachedAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncerSeen:
+    """Which start of the syncer the control stream is of; the first word on it.
+
+    A syncer that was started again has the committed rounds and nothing of the others: what was answered before is
+    asked for again.
+    """
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The run has finished."""
 
@@ -128,5 +139,6 @@ LearnerEvent = (
     | InitialAsked
     | DetachedTooLong
     | AttachedAgain
+    | SyncerSeen
     | Ended
 )

@@ -47,6 +47,8 @@ class LearnerRecord:
     """When the current loss began, by the last sign of life."""
     left: bool = False
     left_reason: str = ""
+    must_join_again: str = ""
+    """Why this incarnation is over although its process may live: what it is based on was rolled back."""
     draining: bool = False
     drain_reason: str = ""
     deaf: bool = False
@@ -114,6 +116,8 @@ class LearnerRecord:
         """Its state and, where there is one, the reason in words."""
         if self.left:
             return LearnerState.LEFT, self.left_reason
+        if self.must_join_again:
+            return LearnerState.LOST, self.must_join_again
         if self.lost:
             return LearnerState.LOST, f"not heard of for {now - self.heard_at:.1f} s"
         if self.draining:
@@ -156,13 +160,22 @@ class Membership:
     newest_incarnation: int = 0
     slot_cursors: dict[int, int] = field(default_factory=dict)
     """Committed cursor of every slot that was ever used."""
+    evicted: dict[str, str] = field(default_factory=dict)
+    """Learners that may not join until an operator readmits them, with the reason."""
     _order: list[str] = field(default_factory=list)
     """All ids, sorted."""
 
     def get(self, learner: str, incarnation: int) -> LearnerRecord | None:
-        """The record, if that incarnation is the learner's newest and has not left."""
+        """The record, if that incarnation is the learner's newest and still takes part, or may again."""
         record = self.learners.get(learner)
-        return record if record and record.incarnation == incarnation and not record.left else None
+        if record is None or record.incarnation != incarnation or record.left or record.must_join_again:
+            return None
+        return record
+
+    def put(self, records: list[LearnerRecord]) -> None:
+        """Replaces all records."""
+        self.learners = {record.learner: record for record in records}
+        self._order = sorted(self.learners)
 
     def admit(self, learner: str, role: Role, now: float) -> LearnerRecord:
         """Registers a new incarnation; the learner keeps its slot, a new one gets the lowest that is free."""

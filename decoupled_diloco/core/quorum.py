@@ -68,14 +68,13 @@ class View:
     waitable_names: frozenset[str]
     step_seconds: float | None
     """xi_step."""
-    paused: str | None = None
+    held: str | None = None
+    """Why no round leaves OPEN, whoever has started."""
 
     @staticmethod
-    def of(policy: Policy, now: float, presence: Presence, paused: str | None = None) -> View:
+    def of(policy: Policy, now: float, presence: Presence, held: str | None = None) -> View:
         """One view for all rounds."""
-        return View(
-            policy, now, presence.live, presence.waitable, presence.waitable_names, presence.step_seconds, paused
-        )
+        return View(policy, now, presence.live, presence.waitable, presence.waitable_names, presence.step_seconds, held)
 
     def quorum(self) -> int:
         """K in force: the policy's, or less where it may degrade."""
@@ -92,8 +91,9 @@ class View:
 
 def leave_open(item: Round, view: View, previous_left: bool, pace_at: float) -> Decision:
     """OPEN -> GRACE: quorum has started, and the pace (`pace_at`) allows it."""
-    if view.paused is not None:
-        return Pending(lambda: f"the run is paused: {view.paused}")
+    held = view.held
+    if held is not None:
+        return Pending(lambda: held)
     wanted, started = view.quorum(), item.started_count()
     if started < wanted:
         return _below_quorum(item, view, started, wanted)

@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from decoupled_diloco.core.effects import CommitRound
 from decoupled_diloco.core.events import ContributionHeader
 from decoupled_diloco.core.ids import Fate, RoundState, Version
 from decoupled_diloco.core.status import MemberStatus, RoundStatus
@@ -115,7 +116,8 @@ class Round:
     commit_seconds: float = 0.0
     upload_seconds: float = 0.0
     rda_over_avg: float = 0.0
-    version: Version | None = None
+    commit: CommitRound | None = None
+    """What is being made durable, once the merge is done."""
     closed_at: float = 0.0
     absentees: tuple[tuple[str, str], ...] = ()
     live_count: int = 0
@@ -198,7 +200,7 @@ class Round:
             merge_seconds=self.merge_seconds,
             commit_seconds=self.commit_seconds,
             rda_over_avg=self.rda_over_avg,
-            version=self.version,
+            version=self.commit.version if self.commit is not None else None,
             opened_at=self.opened_at,
             closed_at=self.closed_at,
         )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoupled_diloco.core import accounts, quorum
+from decoupled_diloco.core import accounts, commits, quorum
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.grace import grace_seconds, median
-from decoupled_diloco.core.ids import Fate, RoundState, RunPhase, Version
+from decoupled_diloco.core.ids import RoundState, RunPhase, Version
+from decoupled_diloco.core.membership import LearnerRecord
 from decoupled_diloco.core.quorum import Abandoned, Pending, Ready, View
-from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
+from decoupled_diloco.core.round import AnswerState, Round
 
 if TYPE_CHECKING:
     from decoupled_diloco.core.syncer import SyncerMachine
@@ -75,7 +76,7 @@ class RoundSteps:
         rounds = self.machine.rounds
         pace_at = rounds.pace_at(item, self.step_seconds)
         decision = quorum.leave_open(item, view, rounds.previous_left(item), pace_at)
-        item.was_held_up = item.was_held_up or view.paused is not None or len(view.waitable) < view.quorum()
+        item.was_held_up = item.was_held_up or view.held is not None or len(view.waitable) < view.quorum()
         if isinstance(decision, Pending):
             return self._hold(decision)
         if isinstance(decision, Abandoned):
@@ -200,67 +201,59 @@ class RoundSteps:
         item.merge_seconds, item.rda_over_avg = event.seconds, event.rda_over_avg
         if not event.finite:
             return self._close(item, RoundState.ABANDONED, "the merged values are not finite; nothing was changed", now)
-        item.version = Version(item.base.timeline, item.base.number + 1, event.digest)
-        members = tuple(answer.learner for answer in item.complete())
-        return [fx.CommitRound(item.number, item.fragment, item.version, item.global_step, members, item.reason)]
+        version = Version(item.base.timeline, item.base.number + 1, event.digest)
+        live = self.machine.membership.live()
+        members = {answer.learner for answer in item.complete()}
+        item.commit = commits.propose(item, version, self._absentees(item, live, members, now), len(live))
+        return [item.commit]
 
     def _commit(self, item: Round, now: float) -> list[fx.Effect]:
         machine = self.machine
-        assert item.version is not None
+        assert item.commit is not None
         members = item.complete()
-        total = machine.policy.total_steps
-        step = min(item.global_step + 1, total) if total else item.global_step + 1
-        machine.versions[item.fragment] = item.version
-        machine.version_steps[item.fragment] = step
-        machine.global_step = max(machine.global_step, step)
-        machine.participating_count = len(members)
-        refused = [a for a in item.answers.values() if a.state is AnswerState.REJECTED and a.fate is not Fate.LATE]
-        results = {answer.learner: "rejected" for answer in refused}
-        machine.newest_results[item.fragment] = results | {answer.learner: "overlap" for answer in members}
+        reserved = {answer.learner: answer.reserved_token_count for answer in members}
+        step = commits.book(machine, item.commit, reserved)
         for answer in members:
-            assert answer.header is not None
-            record = machine.membership.get(answer.learner, answer.incarnation)
-            accounts.settle_merged(machine.ledger, record, answer, item.fragment)
-            self._credit(answer, item, answer.header.cursor)
-        download = machine.download_average.get()
-        machine.sync_average.add(item.upload_seconds + (now - item.merging_at) + download)
-        publish = fx.PublishFragment(item.fragment, item.version, step)
+            answer.reserved_token_count = 0
+        machine.sync_average.add(item.upload_seconds + (now - item.merging_at) + machine.download_average.get())
+        publish = fx.PublishFragment(item.fragment, item.commit.version, step)
         return [publish, *self._close(item, RoundState.COMMITTED, item.reason, now)]
-
-    def _credit(self, answer: RoundAnswer, item: Round, cursor: int) -> None:
-        membership, slot = self.machine.membership, answer.slot
-        membership.slot_cursors[slot] = max(membership.slot_cursors.get(slot, 0), cursor)
-        record = membership.learners.get(answer.learner)
-        if record is None:
-            return
-        record.rounds_merged[item.fragment] += 1
-        record.newest_merged_round = max(record.newest_merged_round, item.number)
-        if record.slot == slot:
-            record.cursor = max(record.cursor, cursor)
 
     def _close(self, item: Round, state: RoundState, reason: str, now: float) -> list[fx.Effect]:
         machine = self.machine
         item.move(state, reason)
         live = machine.membership.live()
         item.live_count = len(live)
-        members = tuple(answer.learner for answer in item.complete()) if state is RoundState.COMMITTED else ()
-        item.absentees = tuple(
-            (r.learner, self._why_absent(item, r.learner, now)) for r in live if r.learner not in members
-        )
+        committed = item.commit if state is RoundState.COMMITTED else None
+        members = committed.members if committed is not None else ()
+        absentees = self._absentees(item, live, set(members), now)
+        item.absentees = tuple((absentee.learner, absentee.reason) for absentee in absentees)
         machine.rounds.close(item, now)
         if state is RoundState.ABANDONED:
             for answer in item.answers.values():
                 accounts.settle_unmerged(machine.ledger, answer, item.fragment)
-        if state is RoundState.COMMITTED and not item.final:
-            machine.ledger.close_round(len(members), len(live))
         for record in live:
             own = item.answers.get(record.learner)
             answered = own is not None and own.counts and own.incarnation == record.incarnation
             if not answered and item.global_step > record.based_on_global_step:
                 record.based_on_global_step = item.global_step
                 record.based_on_local_step = record.progress.local_step
-        committed = state is RoundState.COMMITTED
-        return [fx.CloseRound(item.number, item.fragment, committed, members, item.global_step, reason)]
+        is_committed = committed is not None
+        return [fx.CloseRound(item.number, item.fragment, is_committed, members, item.global_step, reason, absentees)]
+
+    def _absentees(
+        self, item: Round, live: list[LearnerRecord], members: set[str], now: float
+    ) -> tuple[fx.Absentee, ...]:
+        """Live learners whose contributions are not merged, and those that were refused, with the reason."""
+        names = {record.learner for record in live} | {
+            answer.learner for answer in item.answers.values() if answer.state is AnswerState.REJECTED
+        }
+        return tuple(self._absentee(item, name, now) for name in sorted(names - members))
+
+    def _absentee(self, item: Round, learner: str, now: float) -> fx.Absentee:
+        answer = item.answers.get(learner)
+        refused = answer is not None and answer.state is AnswerState.REJECTED
+        return fx.Absentee(learner, self._why_absent(item, learner, now), answer.fate if refused and answer else None)
 
     def _why_absent(self, item: Round, learner: str, now: float) -> str:
         answer = item.answers.get(learner)
@@ -275,12 +268,15 @@ class RoundSteps:
         return f"it had not answered ({text or state.value})"
 
     def abandon_all(self, reason: str, now: float) -> list[fx.Effect]:
-        """Ends every round that is not merging; for a run whose time to finish is over."""
-        if self.machine.phase is not RunPhase.FINISHING:
-            return []
+        """Ends every round that is not merging."""
         effects: list[fx.Effect] = []
         for item in self.machine.rounds.in_order():
             if item.state is not RoundState.MERGING:
                 item.state = RoundState.OPEN
+                effects += [
+                    fx.AbortUpload(answer.learner, answer.incarnation, item.number, reason)
+                    for answer in item.started()
+                    if answer.state is AnswerState.STARTED
+                ]
                 effects += self._close(item, RoundState.ABANDONED, reason, now)
         return effects

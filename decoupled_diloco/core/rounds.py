@@ -32,6 +32,8 @@ class Rounds:
     """The rounds of one run."""
 
     under_way: dict[int, Round] = field(default_factory=dict)
+    offset: int = 0
+    """By how much round numbers are ahead of the schedule, a multiple of P: a roll-back uses no number twice."""
     newest_opened: int = 0
     newest_closed: int = 0
     newest_closed_step: int = -1
@@ -59,7 +61,7 @@ class Rounds:
         """Opens the next round of the schedule; `final_step` stands in for t(r) in the last rounds of a run."""
         number = self.newest_opened + 1
         self.newest_opened = number
-        step = global_step_of(number, policy) if final_step is None else final_step
+        step = global_step_of(number - self.offset, policy) if final_step is None else final_step
         item = Round(number, fragment_of(number, policy), base, step, now, final=final_step is not None)
         self.under_way[number] = item
         return item

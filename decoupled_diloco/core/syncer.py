@@ -8,15 +8,16 @@ are version names. The same machine runs in production, in the simulator and in 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from decoupled_diloco.core import accounts
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
+from decoupled_diloco.core import restoring
 from decoupled_diloco.core.admissions import Admissions
 from decoupled_diloco.core.contributions import Contributions
 from decoupled_diloco.core.goodput import GoodputLedger
 from decoupled_diloco.core.grace import Average
-from decoupled_diloco.core.ids import LearnerState, RoundState, RunPhase, Version
+from decoupled_diloco.core.ids import LearnerState, RunPhase, Version
 from decoupled_diloco.core.initial import InitialParameters
 from decoupled_diloco.core.membership import LearnerRecord, Membership
 from decoupled_diloco.core.policy import Policy
@@ -25,8 +26,10 @@ from decoupled_diloco.core.quorum import View
 from decoupled_diloco.core.round import Round
 from decoupled_diloco.core.round_steps import RoundSteps
 from decoupled_diloco.core.rounds import Rounds
+from decoupled_diloco.core.run_state import RunState
 from decoupled_diloco.core.schedule import last_round_of
 from decoupled_diloco.core.status import LearnerStatus, RoundStatus, RunStatus
+from decoupled_diloco.core.steering import Command, Steering
 from decoupled_diloco.core.syncer_status import learner_status, run_status
 
 
@@ -36,15 +39,17 @@ class SyncerMachine:
     Args:
         policy: the run's policy.
         fragment_shares: share of the parameters in each fragment (sums to 1); equal shares if not known.
+        initial_from_file: the run's first parameters are read by the shell; no learner is asked for them.
     """
 
-    def __init__(self, policy: Policy, fragment_shares: tuple[float, ...] | None = None) -> None:
+    def __init__(
+        self, policy: Policy, fragment_shares: tuple[float, ...] | None = None, *, initial_from_file: bool = False
+    ) -> None:
         count = policy.fragment_count
         self.policy = policy
         self.phase = RunPhase.INITIALIZING
-        self.pause_reason: str | None = None
-        self.finish_reason: str | None = None
-        self.finish_until = math.inf
+        self.timeline = 1
+        """The newest timeline that a version was named in."""
         self.membership = Membership(count)
         self.presence = Presence(self.membership)
         self.rounds = Rounds()
@@ -70,7 +75,8 @@ class SyncerMachine:
         self._observed_at: float | None = None
         self.admissions = Admissions(self)
         self.contributions = Contributions(self)
-        self.initial = InitialParameters(self)
+        self.initial = InitialParameters(self, initial_from_file)
+        self.steering = Steering(self)
         self._steps = RoundSteps(self)
 
     # ---- the only way in ---------------------------------------------------------------------------------------------
@@ -94,12 +100,6 @@ class SyncerMachine:
                 return []
             case ev.JoinRequested():
                 return self.admissions.on_join(event, now)
-            case ev.PauseRequested():
-                return self._on_pause(event)
-            case ev.ResumeRequested():
-                return self._on_resume(event)
-            case ev.FinishRequested():
-                return self._on_finish(event, now)
             case ev.ContributionStarted():
                 return self.contributions.on_started(event, now)
             case ev.ContributionReceived():
@@ -112,6 +112,17 @@ class SyncerMachine:
                 return self._steps.on_merge_event(event, now)
             case ev.LearnerLeft():
                 return self.admissions.on_left(event, now)
+            case ev.RolledBack():
+                return self.steering.on_rolled_back(now)
+            case ev.RollBackFailed():
+                return self.steering.on_roll_back_failed(event)
+            case ev.StorageFailed() | ev.StorageRecovered():
+                return self.steering.on_storage(event)
+            case ev.ModelAgreed(fragment_shares=shares):
+                self.ledger.fragment_shares = shares
+                return self.initial.on_model_agreed()
+        if isinstance(event, Command):
+            return self.steering.on_command(event, now)
         record = self.membership.get(event.learner, event.incarnation)
         return [] if record is None else self._on_learner_event(event, record, now)
 
@@ -142,58 +153,6 @@ class SyncerMachine:
                 self.evaluation_global_step = event.global_step
         return effects
 
-    # ---- pause, resume, finish ---------------------------------------------------------------------------------------
-
-    def _on_pause(self, event: ev.PauseRequested) -> list[fx.Effect]:
-        if self.phase in (RunPhase.FINISHING, RunPhase.FINISHED):
-            return [fx.Answer(event.request, fx.Refusal("WRONG_STATE", f"the run is {self.phase}; it cannot pause"))]
-        effects: list[fx.Effect] = [fx.Answer(event.request, None)]
-        if self.pause_reason is not None:
-            return effects
-        self.pause_reason = event.reason or "an operator paused the run"
-        reason, live = self.pause_reason, self.membership.live()
-        effects += [fx.PauseLearner(record.learner, record.incarnation, reason) for record in live]
-        return [*effects, fx.Note("run_paused", self.pause_reason)]
-
-    def _on_resume(self, event: ev.ResumeRequested) -> list[fx.Effect]:
-        if self.phase in (RunPhase.FINISHING, RunPhase.FINISHED):
-            return [fx.Answer(event.request, fx.Refusal("WRONG_STATE", f"the run is {self.phase}; it cannot resume"))]
-        effects: list[fx.Effect] = [fx.Answer(event.request, None)]
-        if self.pause_reason is None:
-            return effects
-        self.pause_reason = None
-        live = self.membership.live()
-        effects += [fx.ResumeLearner(record.learner, record.incarnation) for record in live]
-        return [*effects, fx.Note("run_resumed", "the run goes on")]
-
-    def _on_finish(self, event: ev.FinishRequested, now: float) -> list[fx.Effect]:
-        answer = fx.Answer(event.request, None)
-        if self.phase in (RunPhase.FINISHING, RunPhase.FINISHED):
-            return [answer]
-        return [answer, *self._begin_finish(event.reason or "an operator finished the run", now)]
-
-    def _begin_finish(self, reason: str, now: float) -> list[fx.Effect]:
-        """One last round per fragment, at once: learners stop stepping and answer with what they have."""
-        self.finish_reason, self.pause_reason = reason, None
-        self.finish_until = now + self.policy.deadlines.drain_seconds_max
-        effects: list[fx.Effect] = [fx.Note("run_finishing", reason)]
-        initialized = bool(self.versions)
-        self.phase = RunPhase.FINISHING
-        live = self.membership.live()
-        effects += [fx.DrainLearner(record.learner, record.incarnation, reason, leave=False) for record in live]
-        if not initialized:
-            return effects
-        for item in self.rounds.in_order():
-            item.final = item.final or item.state is RoundState.OPEN
-            effects += [effect for record in live for effect in self.contributions.ask(item, record)]
-        step = max(self.global_step - 1, 0)
-        busy = self.rounds.busy_fragments()
-        for _ in range(self.policy.fragment_count - len(busy)):
-            while self.rounds.newest_opened % self.policy.fragment_count in busy:
-                self.rounds.newest_opened += 1
-            effects += self._open_round(now, final_step=step)
-        return effects
-
     # ---- going on ----------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[fx.Effect]:
@@ -210,12 +169,15 @@ class SyncerMachine:
         effects: list[fx.Effect] = []
         self._wake_at = None
         self.presence.refresh(self.policy, now)
-        view = View.of(self.policy, now, self.presence, self.pause_reason)
+        view = View.of(self.policy, now, self.presence, self.steering.hold)
         self._steps.refresh(view)
         match self.phase:
             case RunPhase.INITIALIZING:
                 effects += self.initial.seek(now)
                 self.wake(self.initial.until)
+            case RunPhase.RUNNING if self.steering.rolling_back is not None:
+                effects += self._steps.advance_all(view)
+                effects += self.steering.roll_back_if_quiet()
             case RunPhase.RUNNING:
                 effects += self._open_rounds(now)
                 effects += self._steps.advance_all(view)
@@ -224,7 +186,7 @@ class SyncerMachine:
             case RunPhase.FINISHING:
                 effects += self._steps.advance_all(view)
         if self.phase is RunPhase.FINISHING:
-            effects += self._end_if_done(now)
+            effects += self.steering.end_if_done(now)
         return effects
 
     def _leaves_rounds_alone(self, event: ev.Event, now: float) -> bool:
@@ -285,44 +247,36 @@ class SyncerMachine:
     def _open_rounds(self, now: float) -> list[fx.Effect]:
         """Opens rounds of the schedule while fewer than F are under way and the next fragment is free."""
         effects: list[fx.Effect] = []
-        last = last_round_of(self.policy.total_steps, self.policy) if self.policy.total_steps else math.inf
+        last = self._last_round()
         limit = self.rounds_in_flight_max()
         while self.rounds.newest_opened < last and len(self.rounds.under_way) < limit:
             if self.rounds.newest_opened % self.policy.fragment_count in self.rounds.busy_fragments():
                 break
-            effects += self._open_round(now)
+            effects += self.open_round(now)
         return effects
 
-    def _open_round(self, now: float, final_step: int | None = None) -> list[fx.Effect]:
+    def open_round(self, now: float, final_step: int | None = None) -> list[fx.Effect]:
+        """Opens the next round and asks everybody; `final_step` stands in for t(r) in the last rounds of a run."""
         fragment = self.rounds.newest_opened % self.policy.fragment_count
         item = self.rounds.open_next(self.policy, self.versions[fragment], now, final_step)
         return [effect for record in self.membership.live() for effect in self.contributions.ask(item, record)]
 
+    def _last_round(self) -> float:
+        """The run's last round before it finishes; infinite if it has an open end."""
+        total = self.policy.total_steps
+        return last_round_of(total, self.policy) + self.rounds.offset if total else math.inf
+
     def _finish_if_due(self, view: View) -> list[fx.Effect]:
         total = self.policy.total_steps
-        if not total or self.rounds.under_way or self.rounds.newest_opened < last_round_of(total, self.policy):
+        if not total or self.rounds.under_way or self.rounds.newest_opened < self._last_round():
             return []
         self.global_step = total
-        effects = self._begin_finish(f"all {total} global steps are made", view.now)
+        effects = self.steering.begin_finish(f"all {total} global steps are made", view.now)
         return effects + self._steps.advance_all(view)
 
-    def _end_if_done(self, now: float) -> list[fx.Effect]:
-        if self.rounds.under_way and now < self.finish_until:
-            self.wake(self.finish_until)
-            return []
-        effects = self._steps.abandon_all("the run's time to finish is over", now)
-        if self.rounds.under_way:
-            return effects  # a merge is under way; its end brings us back here
-        for record in self.membership.with_role():
-            if not record.left:
-                accounts.settle_gone(self.ledger, record, {}, "died" if record.lost else "left")
-        self.phase = RunPhase.FINISHED
-        reason = self.finish_reason or ""
-        effects.append(fx.EndRun(reason, self.global_step))
-        for record in self.membership.everybody():
-            if record.has_lease():
-                effects.append(fx.FinishLearner(record.learner, record.incarnation, reason, self.global_step))
-        return [*effects, fx.Note("run_finished", reason)]
+    def abandon_rounds(self, reason: str, now: float) -> list[fx.Effect]:
+        """Ends every round that is not merging."""
+        return self._steps.abandon_all(reason, now)
 
     def _observe(self, now: float) -> None:
         """Books the time since the last event for uptime."""
@@ -350,9 +304,27 @@ class SyncerMachine:
         """Whether a call of this incarnation is welcome; the reason if it is not. Changes nothing."""
         return self.admissions.admits(learner, incarnation)
 
-    def set_fragment_shares(self, shares: tuple[float, ...]) -> None:
-        """Says how the parameters are spread over the fragments, once the schema is known; shares sum to 1."""
-        self.ledger.fragment_shares = shares
+    # ---- what survives it --------------------------------------------------------------------------------------------
+
+    def run_state(self) -> RunState:
+        """All that must be durable, but for payloads, as of the newest event."""
+        return restoring.run_state(self)
+
+    def restore(self, state: RunState, newer: Iterable[fx.CommitRound], now: float) -> list[fx.Effect]:
+        """Takes a run up where its syncer was stopped; for a new machine, before its first event.
+
+        Args:
+            state: The newest state that was written down.
+            newer: Durable rounds, in the order of their commits; those that the state knows already are left out.
+            now: The instant.
+
+        Returns:
+            What the shell has to do before anything else.
+        """
+        restoring.restore(self, state, newer, now)
+        if self.phase is not RunPhase.FINISHED:
+            return []
+        return [fx.EndRun(self.steering.finish_reason or "", self.global_step)]
 
     # ---- what it shows -----------------------------------------------------------------------------------------------
 
@@ -366,7 +338,7 @@ class SyncerMachine:
             return item.reason
         presence = Presence(self.membership)
         presence.refresh(self.policy, now)
-        return self._steps.explain(item, View.of(self.policy, now, presence, self.pause_reason))
+        return self._steps.explain(item, View.of(self.policy, now, presence, self.steering.hold))
 
     def status(self, now: float) -> RunStatus:
         """The run as a whole."""

@@ -23,7 +23,7 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
     losses = [record.loss for record in live if record.loss is not None]
     lost = sum((now - record.lost_at) for record in machine.membership.with_role() if record.lost and not record.left)
     phase = machine.phase
-    if machine.pause_reason is not None and phase is RunPhase.RUNNING:
+    if machine.steering.pause_reason is not None and phase is RunPhase.RUNNING:
         phase = RunPhase.PAUSED
     return RunStatus(
         phase=phase,
@@ -50,9 +50,11 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
 
 def _reason(machine: SyncerMachine, now: float) -> str:
     if machine.phase in (RunPhase.FINISHING, RunPhase.FINISHED):
-        return machine.finish_reason or ""
-    if machine.pause_reason is not None:
-        return f"paused: {machine.pause_reason}"
+        return machine.steering.finish_reason or ""
+    if machine.steering.pause_reason is not None:
+        return f"paused: {machine.steering.pause_reason}"
+    if machine.steering.hold is not None:
+        return machine.steering.hold
     if not machine.membership.live():
         return "waiting for learners to join"
     if machine.phase is RunPhase.INITIALIZING:

@@ -25,6 +25,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_SHUTTING_DOWN: _ClassVar[ErrorReason]
     ERROR_REASON_WRONG_STATE: _ClassVar[ErrorReason]
     ERROR_REASON_UNIMPLEMENTED: _ClassVar[ErrorReason]
+    ERROR_REASON_EVICTED: _ClassVar[ErrorReason]
     ERROR_REASON_INTERNAL: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_PROTOCOL_MISMATCH: ErrorReason
@@ -45,4 +46,5 @@ ERROR_REASON_TRANSFER_IDLE: ErrorReason
 ERROR_REASON_SHUTTING_DOWN: ErrorReason
 ERROR_REASON_WRONG_STATE: ErrorReason
 ERROR_REASON_UNIMPLEMENTED: ErrorReason
+ERROR_REASON_EVICTED: ErrorReason
 ERROR_REASON_INTERNAL: ErrorReason

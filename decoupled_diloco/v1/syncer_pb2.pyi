@@ -383,10 +383,12 @@ class PolicyChanged(_message.Message):
     def __init__(self, policy: _Optional[_Union[LearnerPolicy, _Mapping]] = ...) -> None: ...
 
 class Alive(_message.Message):
-    __slots__ = ("global_step",)
+    __slots__ = ("global_step", "syncer_epoch")
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    SYNCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     global_step: int
-    def __init__(self, global_step: _Optional[int] = ...) -> None: ...
+    syncer_epoch: int
+    def __init__(self, global_step: _Optional[int] = ..., syncer_epoch: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("ask_contribution", "last_call", "round_closed", "fragment_published", "pause", "resume", "drain", "recover", "ask_initial_parameters", "run_finished", "policy_changed", "alive")

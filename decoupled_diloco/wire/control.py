@@ -167,9 +167,9 @@ def _evaluation_from_wire(message: spb.Evaluation, learner: str, incarnation: in
 # --- syncer to learner ---
 
 
-def alive_to_wire(global_step: int) -> spb.AttachResponse:
-    """Says that the stream lives."""
-    return spb.AttachResponse(alive=spb.Alive(global_step=global_step))
+def alive_to_wire(global_step: int, syncer_epoch: int) -> spb.AttachResponse:
+    """Says that the stream lives, and which start of the syncer it is of."""
+    return spb.AttachResponse(alive=spb.Alive(global_step=global_step, syncer_epoch=syncer_epoch))
 
 
 def instruction_to_wire(effect: Instruction, value_count: int = 0) -> spb.AttachResponse:
@@ -216,7 +216,7 @@ def policy_changed_to_wire(policy: Policy) -> spb.AttachResponse:
 def instruction_from_wire(message: spb.AttachResponse) -> lev.LearnerEvent | None:
     """An instruction, as the learner's machine takes it.
 
-    None for `alive`, for `policy_changed` (the machine's policy is its creator's), and for a kind that this
+    None for `policy_changed` (the machine's policy is its creator's), and for a kind that this
     release does not know.
     """
     match message.WhichOneof("message"):
@@ -238,6 +238,8 @@ def instruction_from_wire(message: spb.AttachResponse) -> lev.LearnerEvent | Non
             return lev.RecoverAsked(message.recover.reason)
         case "ask_initial_parameters":
             return lev.InitialAsked()
+        case "alive":
+            return lev.SyncerSeen(message.alive.syncer_epoch)
         case "run_finished":
             return lev.Ended(message.run_finished.reason, message.run_finished.global_step)
     return None

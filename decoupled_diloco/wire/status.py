@@ -50,6 +50,7 @@ CODES: Final[Mapping[Reason, grpc.StatusCode]] = {
     Reason.CORRUPT: grpc.StatusCode.DATA_LOSS,
     Reason.TRANSFER_IDLE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    Reason.EVICTED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.WRONG_STATE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,

@@ -95,7 +95,7 @@ async def test_finish_takes_one_last_round_of_every_fragment_and_exports(tmp_pat
             await asyncio.gather(*tasks)
             assert (await running.ending.exported).exists()
         assert all(one.left for one in team)
-        assert machine_of(running).finish_reason == "enough"
+        assert machine_of(running).steering.finish_reason == "enough"
 
 
 async def test_observers_are_told_of_versions_and_never_waited_for(tmp_path):

@@ -37,10 +37,10 @@ def effect_words(effect: fx.Effect) -> str:
             total = sum(weight for _, _, weight in effect.contributions)
             parts = ", ".join(f"{learner} {share(weight / total)}" for learner, _, weight in effect.contributions)
             return f"merge round {effect.round} into fragment {effect.fragment} at {effect.base}: {parts}"
-        case fx.CommitRound(number, fragment, version, step, members, reason):
-            names = ", ".join(members)
+        case fx.CommitRound(round=number, fragment=fragment, version=version, global_step=step, reason=reason):
+            names = ", ".join(effect.members)
             return f"commit round {number}: fragment {fragment} becomes {version}, t = {step}, of {names} ({reason})"
-        case fx.CloseRound(number, _, committed, members, _, reason):
+        case fx.CloseRound(number, _, committed, members, _, reason, _):
             return f"close round {number}: " + (f"committed, of {', '.join(members)}" if committed else reason)
         case fx.PublishFragment(fragment, version, step):
             return f"publish fragment {fragment} at {version}, {step} global steps made"

@@ -54,7 +54,7 @@ class PacedWorld(World):
         under_way = self.syncer.rounds.in_order()
         super()._handle(event)
         for item in under_way:
-            if item.closed_at and item.version is not None and item.number in self._left_open:
+            if item.closed_at and item.commit is not None and item.number in self._left_open:
                 left = self._left_open.pop(item.number)
                 counts = {a.learner: a.header.step_count for a in item.complete() if a.header}
                 self.closed.append(

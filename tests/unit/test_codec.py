@@ -193,8 +193,11 @@ def test_instructions_reach_the_learner(effect, event):
     assert control.instruction_from_wire(sent(control.instruction_to_wire(effect, 10))) == event
 
 
+def test_a_sign_of_life_says_which_start_of_the_syncer_it_is_of():
+    assert control.instruction_from_wire(sent(control.alive_to_wire(5, 3))) == lev.SyncerSeen(3)
+
+
 def test_what_a_learner_need_not_act_on_is_passed_over():
-    assert control.instruction_from_wire(control.alive_to_wire(5)) is None
     changed = control.instruction_to_wire(fx.ChangePolicy(Policy(quorum_minimum=2)))
     assert control.instruction_from_wire(changed) is None
     assert changed.policy_changed.policy.fragment_count == 8
