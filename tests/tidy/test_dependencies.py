@@ -77,7 +77,7 @@ def undeclared(folders: tuple[str, ...], extras: tuple[str, ...]) -> list[str]:
         (("decoupled_diloco/arrays",), ("", "learner")),
         (("syncer_service",), ("", "syncer")),
         (("learner_service",), ("", "learner")),
-        (("tests", "demo", "examples", "tools"), ("", "syncer", "learner", "dev")),
+        (("tests", "chaos", "demo", "examples", "tools"), ("", "syncer", "learner", "dev")),
     ],
     ids=lambda value: "+".join(value) or "base",
 )
