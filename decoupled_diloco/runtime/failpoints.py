@@ -3,7 +3,7 @@
     failpoints.hit("commit.after_payload_sync")
 
 costs one look at an empty dictionary as long as nothing is armed. A program's `__main__` arms what `VARIABLE` of its
-environment says: points with commas between them, each as POINT=ACTION@WHEN.
+environment says: rules with commas between them, each as POINT=ACTION@WHEN; a point may have several.
 
     ACTION  kill            SIGKILL to the own process
             enospc          raises OSError(ENOSPC), as a full disk does
@@ -73,7 +73,7 @@ class _Rule:
             return self.hit_count == self.nth or (self.is_lasting and self.hit_count > self.nth)
 
 
-_armed: dict[str, _Rule] = {}
+_armed: dict[str, list[_Rule]] = {}
 
 
 def hit(point: str) -> None:
@@ -82,9 +82,10 @@ def hit(point: str) -> None:
     Raises:
         OSError: ENOSPC, where that was armed.
     """
-    rule = _armed.get(point)
-    if rule is not None and rule.is_due():
-        _act(point, rule)
+    rules = _armed.get(point)
+    if rules is not None:
+        for rule in [rule for rule in rules if rule.is_due()]:  # all of them count the hit, whatever the first one does
+            _act(point, rule)
 
 
 def arm(text: str) -> None:
@@ -93,10 +94,11 @@ def arm(text: str) -> None:
     Raises:
         ConfigError: the text cannot be read, or names no point of the table.
     """
-    armed = dict(_rule(part.strip()) for part in text.split(",") if part.strip())
+    rules = [_rule(part.strip()) for part in text.split(",") if part.strip()]
     _armed.clear()
-    _armed.update(armed)
-    if armed:
+    for point, rule in rules:
+        _armed.setdefault(point, []).append(rule)
+    if rules:
         log.warning("failpoints_armed", points=text)
 
 

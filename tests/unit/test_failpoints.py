@@ -54,6 +54,11 @@ def test_a_point_acts_as_long_as_a_file_exists(tmp_path):
     assert hits_that_fail(2) == []
 
 
+def test_a_point_may_have_several_rules():
+    failpoints.arm("publish=enospc@2,publish=enospc@4")
+    assert hits_that_fail(5) == [2, 4]
+
+
 def test_a_delay_delays(monkeypatch):
     waited = []
     monkeypatch.setattr(failpoints.time, "sleep", waited.append)
