@@ -14,6 +14,7 @@ from decoupled_diloco.v1.admin_pb2_grpc import AdminServiceServicer
 from decoupled_diloco.wire import status
 from syncer_service.driver import Driver
 from syncer_service.overview import Overview
+from syncer_service.persistence import Persistence
 
 LEARNERS_PAGE_DEFAULT: Final = 100
 ROUNDS_PAGE_DEFAULT: Final = 50
@@ -34,11 +35,13 @@ class AdminServicer(AdminServiceServicer):
     Args:
         overview: What can be seen.
         driver: Takes the commands.
+        persistence: Saves what they have changed before they are answered.
     """
 
-    def __init__(self, overview: Overview, driver: Driver) -> None:
+    def __init__(self, overview: Overview, driver: Driver, persistence: Persistence) -> None:
         self._overview = overview
         self._driver = driver
+        self._persistence = persistence
 
     async def GetRun(self, request: apb.GetRunRequest, context: Context) -> apb.GetRunResponse:  # noqa: N802
         """The run."""
@@ -97,6 +100,8 @@ class AdminServicer(AdminServiceServicer):
         log.info("command", call=call, caller=context.peer(), reason=reason)
         try:
             refusal = await self._driver.request(make_event, fx.Refusal, type(None))
+            if refusal is None:
+                await self._persistence.save()
         except Exception as error:
             await _refuse(context, error, call)
         if refusal is not None:

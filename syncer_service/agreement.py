@@ -62,9 +62,10 @@ class Agreement:
         self.config_digest = config_digest
         self.config_values = dict(config_values)
         self.fragmentation: Fragmentation | None = None
-        self._fingerprint: dict[str, str] = {}
+        self.fingerprint: dict[str, str] = {}
+        """What its first learner said that learners have in common."""
+        self.first_learner = ""
         self._fragment_count = fragment_count
-        self._first_learner = ""
 
     @property
     def schema_digest(self) -> str:
@@ -114,9 +115,16 @@ class Agreement:
         if self.fragmentation is not None or offer.role is not Role.LEARNER:
             return False
         self.fragmentation = fragmentation
-        self._fingerprint = _fingerprint_of(offer)
-        self._first_learner = offer.learner
+        self.fingerprint = _fingerprint_of(offer)
+        self.first_learner = offer.learner
         return True
+
+    def restore(self, schema: Schema, fingerprint: Mapping[str, str], first_learner: str) -> Fragmentation:
+        """What was agreed before the syncer was started again."""
+        self.fragmentation = fragment_schema(schema, self._fragment_count)
+        self.fingerprint = dict(fingerprint)
+        self.first_learner = first_learner
+        return self.fragmentation
 
     @staticmethod
     def _check_learner(learner: str) -> None:
@@ -156,11 +164,11 @@ class Agreement:
         if self.fragmentation is None or not offer.config_values:
             return
         theirs = _fingerprint_of(offer)
-        if theirs != self._fingerprint:
-            differences = describe_differences(self._fingerprint, theirs, self._first_learner, offer.learner)
+        if theirs != self.fingerprint:
+            differences = describe_differences(self.fingerprint, theirs, self.first_learner, offer.learner)
             raise PeerError(
                 Reason.CONFIG_MISMATCH,
-                f"{offer.learner} does not train on what {self._first_learner}, the first learner of this run, trains "
+                f"{offer.learner} does not train on what {self.first_learner}, the first learner of this run, trains "
                 f"on: {'; '.join(differences)}. Give both the same tokenizer and data",
             )
 
@@ -175,7 +183,7 @@ class Agreement:
             difference = describe_difference(ours, schema, "the run", offer.learner)
             raise PeerError(
                 Reason.SCHEMA_MISMATCH,
-                f"{offer.learner} has another model than the run (whose model is that of {self._first_learner}, "
+                f"{offer.learner} has another model than the run (whose model is that of {self.first_learner}, "
                 f"the first learner): {difference}. Start it with the workload and options of the run",
                 {"schema-of-run": ours.digest, "schema-of-caller": schema.digest},
             )

@@ -8,6 +8,7 @@ Ports 0 are replaced by what the system gave: see `syncer.addresses`.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,12 +42,15 @@ from syncer_service.ending import Ending
 from syncer_service.export import check_output_dir
 from syncer_service.metrics import PREFIX, SyncerMetrics
 from syncer_service.overview import Overview
+from syncer_service.persistence import Persistence
 from syncer_service.publications import Publications
+from syncer_service.restart import check_same_run, take_up
 from syncer_service.servicer import SyncerServicer
 from syncer_service.serving import Executors, Serving
 from syncer_service.sessions import Sessions
 from syncer_service.shell import Shell
-from syncer_service.store import MemoryStore, Store
+from syncer_service.store.interface import Store
+from syncer_service.store.memory import MemoryStore
 from syncer_service.uploads import Uploads
 from syncer_service.web import WebServer
 
@@ -141,6 +145,7 @@ async def running_syncer(
 @dataclass(frozen=True, slots=True)
 class _Parts:
     serving: Serving
+    persistence: Persistence
     overview: Overview
     telemetry: Telemetry
     tasks: TaskSupervisor
@@ -177,32 +182,41 @@ async def _build(
     stack.callback(store.close)
     tasks = TaskSupervisor(stop, log)
     stack.push_async_callback(tasks.close)
+    restored = await asyncio.get_running_loop().run_in_executor(executors.store, store.restored)
+    if restored is not None:
+        check_same_run(restored, config, str(settings.state_dir))
     machine = SyncerMachine(policy)
     driver = Driver(machine, clock, settings.queue_events_max, tape)
     agreement = Agreement(config.run.id, config.digest(), config.agreed_values(), policy.fragment_count)
     pool = BufferPool(settings.upload_buffer_bytes_max)
     uploads, sessions = Uploads(pool), Sessions()
     publications = Publications(store, executors.store, executors.bulk, policy.download_encoding)
-    serving = Serving(machine, driver, clock, agreement, store, executors, uploads, publications, sessions, metrics)
-    shell = Shell(serving, tasks)
+    serving = Serving(
+        machine, driver, clock, agreement, store, executors, uploads, publications, sessions, metrics, store.epoch
+    )
+    persistence = Persistence(serving, tasks, stop)
+    await serving.in_store(lambda: store.begin(config.run.id, config.agreed_values(), policy.fragment_count))
+    shell = Shell(serving, tasks, persistence)
     overview = Overview(serving, settings.queue_events_max)
     ending = Ending(config, settings, serving, shell, overview, stop)
     driver.connect(shell.execute)
+    if restored is not None:
+        take_up(restored, serving, shell)
     metrics.connect(overview.figures)
     tasks.start(driver.run(), "driver")
     tasks.start(telemetry.watch_loop_lag(clock), "event-loop lag")
     tasks.start(ending.run(), "ending", may_finish=True)
     tasks.start(overview.tell_waits(), "telling what the run waits for")
     tasks.start(overview.tell_progress(), "telling how far the run is")
-    return _Parts(serving, overview, telemetry, tasks, ending, stop)
+    return _Parts(serving, persistence, overview, telemetry, tasks, ending, stop)
 
 
 async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, stack: AsyncExitStack) -> Addresses:
     """Opens the three ports."""
     health = _health(parts.serving, stop, (SYNCER_SERVICE, ADMIN_SERVICE))
     data, admin = (grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX) for _ in range(2))
-    add_syncer_service(SyncerServicer(parts.serving), data)
-    add_admin_service(AdminServicer(parts.overview, parts.serving.driver), admin)
+    add_syncer_service(SyncerServicer(parts.serving, parts.persistence), data)
+    add_admin_service(AdminServicer(parts.overview, parts.serving.driver, parts.persistence), admin)
     bound = []
     for server, service, setting, text in (
         (data, SYNCER_SERVICE, "listen", settings.listen),

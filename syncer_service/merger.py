@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.encoding import FloatVector, encoding_named
 from decoupled_diloco.arrays.fragments import Segment
 from decoupled_diloco.arrays.merge import Examination, examine, merge
 from decoupled_diloco.arrays.outer import FragmentState, outer_step
@@ -36,6 +36,7 @@ class MergeResult:
 
     Attributes:
         state: The new Theta, momentum and residual.
+        delta: The merged delta that they follow from.
         delta_payload: The step in the download encoding, for holders of the base; None where downloads are exact.
         digest: xxh3-128 of the new Theta.
         finite: Whether every value of the new state is.
@@ -44,6 +45,7 @@ class MergeResult:
     """
 
     state: FragmentState
+    delta: FloatVector
     delta_payload: memoryview | None
     digest: str
     finite: bool
@@ -85,6 +87,7 @@ def merge_round(
     finite = math.isfinite(stats.delta_norm) and all(bool(np.isfinite(vector).all()) for vector in vectors)
     return MergeResult(
         state=step.state,
+        delta=delta,
         delta_payload=step.delta_payload,
         digest=vector_digest(step.state.theta),
         finite=finite,

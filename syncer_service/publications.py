@@ -16,7 +16,7 @@ from typing import Literal
 from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.wire.stream import CutPayload
-from syncer_service.store import FragmentCommit, Store
+from syncer_service.store.interface import FragmentCommit, Store
 
 Form = Literal["full", "delta"]
 

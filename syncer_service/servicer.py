@@ -17,10 +17,11 @@ from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.v1.syncer_pb2_grpc import SyncerServiceServicer
 from decoupled_diloco.wire import codec, control, enums, status
 from syncer_service.agreement import JoinOffer
+from syncer_service.persistence import Persistence
 from syncer_service.publications import Publication
 from syncer_service.serving import END_OF_STREAM, Serving
 from syncer_service.sessions import Session
-from syncer_service.store import VersionGoneError
+from syncer_service.store.interface import VersionGoneError
 from syncer_service.upload_servicer import receive_contribution, receive_initial_fragment
 
 log = get_logger(__name__)
@@ -36,10 +37,12 @@ class SyncerServicer(SyncerServiceServicer):
 
     Args:
         serving: What the handlers share.
+        persistence: Saves what must hold before it is answered.
     """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, persistence: Persistence) -> None:
         self._serving = serving
+        self._persistence = persistence
         self._joining = asyncio.Lock()
 
     # --- joining and leaving ---
@@ -66,13 +69,11 @@ class SyncerServicer(SyncerServiceServicer):
         )
         if isinstance(admitted, fx.Refusal):
             raise status.error_of(admitted)
-        await serving.in_store(
-            lambda: serving.store.record_incarnation(
-                admitted.learner, admitted.incarnation, admitted.role, admitted.slot
-            )
-        )
         if fragmentation is not None and serving.agreement.adopt(offer, fragmentation):
             serving.model_agreed(fragmentation)
+            await self._persistence.save_model()
+        # An incarnation fences the one before, so it must not be handed out twice.
+        await self._persistence.save()
         return self._welcome(admitted)
 
     def _welcome(self, admitted: fx.Admitted) -> spb.JoinRunResponse:
@@ -92,6 +93,7 @@ class SyncerServicer(SyncerServiceServicer):
             global_step=admitted.global_step,
             paused=admitted.paused,
             initialized=admitted.initialized,
+            peers=codec.peers_to_wire(admitted.peers),
         )
 
     async def LeaveRun(self, request: spb.LeaveRunRequest, context: Context) -> spb.LeaveRunResponse:  # noqa: N802
@@ -101,6 +103,7 @@ class SyncerServicer(SyncerServiceServicer):
                 lambda token: ev.LearnerLeft(token, request.learner_id, request.incarnation, request.reason),
                 type(None),
             )
+            await self._persistence.save()
             return spb.LeaveRunResponse()
         except Exception as error:
             await self._refuse(context, error, "LeaveRun", request.learner_id)

@@ -21,7 +21,7 @@ from syncer_service.driver import Driver
 from syncer_service.metrics import SyncerMetrics
 from syncer_service.publications import Publications
 from syncer_service.sessions import Sessions
-from syncer_service.store import Store
+from syncer_service.store.interface import Store
 from syncer_service.uploads import Uploads
 
 BYTES_MOVED_SECONDS: Final = 1.0

@@ -7,10 +7,11 @@ takes time (merge, commit) runs in an executor and comes back as an event.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
@@ -21,8 +22,9 @@ from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.control import Instruction
 from syncer_service.buffers import BufferHold
 from syncer_service.merger import MergeInput, MergeResult, merge_round
+from syncer_service.persistence import Persistence
 from syncer_service.serving import Serving
-from syncer_service.store import FragmentCommit, LedgerMember, LedgerRow
+from syncer_service.store.interface import FencedError, FragmentCommit, MergedDelta, StorageError
 from syncer_service.uploads import UploadSlot
 
 log = get_logger(__name__)
@@ -42,7 +44,7 @@ class _Merged:
 
     result: MergeResult
     base: fx.StartMerge
-    members: tuple[LedgerMember, ...]
+    download_encoding: str
 
 
 class Shell:
@@ -51,9 +53,10 @@ class Shell:
     Args:
         serving: The parts that it works with.
         tasks: Runs what takes time.
+        persistence: The way into the store.
     """
 
-    def __init__(self, serving: Serving, tasks: TaskSupervisor) -> None:
+    def __init__(self, serving: Serving, tasks: TaskSupervisor, persistence: Persistence) -> None:
         self._serving = serving
         self._machine = serving.machine
         self._driver = serving.driver
@@ -62,8 +65,11 @@ class Shell:
         self._sessions = serving.sessions
         self._store = serving.store
         self._tasks = tasks
+        self._persistence = persistence
         self._newest: dict[int, FragmentCommit] = {}
         self._merged: dict[int, _Merged] = {}
+        self.roll_back_states: dict[str, Mapping[int, FragmentState]] = {}
+        """Values of the checkpoints that the run is to be rolled back to, by checkpoint."""
         self.ended: asyncio.Future[fx.EndRun] = asyncio.get_running_loop().create_future()
         """Completes when the run is over."""
         self._handlers: dict[type[fx.Effect], Callable[..., None]] = {
@@ -75,6 +81,7 @@ class Shell:
             fx.CommitInitialParameters: self._commit_initial,
             fx.DiscardInitialParameters: self._discard_initial,
             fx.ExpireLearner: self._expire,
+            fx.RollBack: self._roll_back,
             fx.EndRun: self._end,
             fx.Note: self._note,
         }
@@ -140,8 +147,7 @@ class Shell:
         finally:
             for hold in holds:
                 hold.release()
-        members = tuple(_ledger_member(slot, weight) for slot, weight in zip(slots, weights, strict=True))
-        self._merged[effect.round] = _Merged(result, effect, members)
+        self._merged[effect.round] = _Merged(result, effect, policy.download_encoding)
         seconds = self._clock.now() - started
         finished = ev.MergeFinished(effect.round, result.digest, result.finite, seconds, result.rda_over_avg)
         self._driver.report(finished)
@@ -157,29 +163,36 @@ class Shell:
             delta_base=merged.base.base if has_delta else None,
             delta_payload=merged.result.delta_payload,
         )
-        row = LedgerRow(
-            effect.round, effect.fragment, effect.version, effect.global_step, merged.members, effect.reason
+        merge = merged.base
+        delta = MergedDelta(
+            merged.result.delta, merge.outer_learning_rate, merge.outer_momentum, merged.download_encoding
         )
-        self._start(self._commit(commit, row), f"commit of round {effect.round}")
+        self._start(self._commit(commit, delta, effect), f"commit of round {effect.round}")
 
     def _steps_made(self, global_step: int) -> int:
         """Global steps that the run has made when the round of t(r) is due."""
         total = self._machine.policy.total_steps
         return min(global_step + 1, total) if total else global_step + 1
 
-    async def _commit(self, commit: FragmentCommit, row: LedgerRow) -> None:
+    async def _commit(self, commit: FragmentCommit, delta: MergedDelta, row: fx.CommitRound) -> None:
         started = self._clock.now()
+        # The state counts the round as open; a restart books it from the row beside it. Taken when it is handed to the
+        # store, so that an older state never follows a newer one.
+        state = self._machine.run_state()
         try:
-            await self._serving.in_store(lambda: self._store.commit_round(commit, row))
+            await self._persistence.write(lambda: self._store.commit_round(commit, delta, row, state))
         except Exception as error:
-            log.exception("commit_failed", round=row.round)
-            self._driver.report(ev.CommitFailed(row.round, f"{type(error).__name__}: {error}"))
+            if not isinstance(error, StorageError | FencedError):
+                log.exception("commit_failed", round=row.round)
+            self._driver.report(ev.CommitFailed(row.round, str(error) or type(error).__name__))
             return
         self._newest[commit.fragment] = commit
         self._driver.report(ev.CommitFinished(row.round, self._clock.now() - started))
 
     def _close_round(self, effect: fx.CloseRound) -> None:
         self._uploads.close_round(effect.round, f"round {effect.round} has closed")
+        if not effect.committed:
+            self._serving.executors.store.submit(self._store.record_abandoned, effect)
         self._merged.pop(effect.round, None)
         closed = self._machine.list_rounds(1, before=effect.round + 1, now=self._clock.now())
         if closed and closed[0].round == effect.round:
@@ -205,7 +218,7 @@ class Shell:
 
     async def _initialize(self, effect: fx.CommitInitialParameters) -> None:
         count = self._machine.policy.fragment_count
-        commits = await self._serving.in_store(
+        commits = await self._persistence.write_when_possible(
             lambda: self._store.commit_initial(effect.learner, effect.incarnation, count)
         )
         self._newest = {commit.fragment: commit for commit in commits}
@@ -228,12 +241,32 @@ class Shell:
             return None
         return PeerError(Reason.TRANSFER_IDLE, f"{effect.learner}: {effect.reason}; attach again")
 
+    def restore(self, fragments: Mapping[int, FragmentCommit], effects: Iterable[fx.Effect]) -> None:
+        """Takes up what a store held: the newest versions, and what the restored machine wants done."""
+        self._newest = dict(fragments)
+        for effect in effects:
+            self.execute(effect)
+
+    def _roll_back(self, effect: fx.RollBack) -> None:
+        self._start(self._rolled_back(effect), f"roll-back to {effect.checkpoint}")
+
+    async def _rolled_back(self, effect: fx.RollBack) -> None:
+        states = self.roll_back_states.pop(effect.checkpoint)
+        try:
+            commits = await self._persistence.write(lambda: self._store.roll_back(states, effect.state))
+        except Exception as error:
+            log.exception("roll_back_failed", checkpoint=effect.checkpoint)
+            self._driver.report(ev.RollBackFailed(str(error) or type(error).__name__))
+            return
+        self._newest = {commit.fragment: commit for commit in commits}
+        self._driver.report(ev.RolledBack())
+
     def _end(self, effect: fx.EndRun) -> None:
         if not self.ended.done():
             self.ended.set_result(effect)
 
     def _note(self, effect: fx.Note) -> None:
-        say = log.warning if effect.level == "warning" else log.info
+        say = {"warning": log.warning, "error": log.error}.get(effect.level, log.info)
         say(effect.name, reason=effect.text)
 
     def newest(self) -> dict[int, FragmentCommit]:
@@ -249,10 +282,3 @@ class Shell:
 
     def _start(self, work: Coroutine[object, object, None], name: str) -> None:
         self._tasks.start(work, name, may_finish=True)
-
-
-def _ledger_member(slot: UploadSlot, weight: float) -> LedgerMember:
-    header = slot.header
-    return LedgerMember(
-        header.learner, header.incarnation, weight, header.step_count, header.token_count, header.cursor
-    )

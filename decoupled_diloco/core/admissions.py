@@ -111,6 +111,8 @@ class Admissions:
         if evicted is not None:
             text = f"an operator evicted {event.learner} ({evicted}); it may join again once it is readmitted"
             return fx.Refusal("EVICTED", text)
+        if self.machine.steering.is_rolling_back:
+            return fx.Refusal("NOT_READY", "the run is being rolled back; call again")
         if self.machine.phase is RunPhase.FINISHED or (
             self.machine.phase is RunPhase.FINISHING and event.role is Role.LEARNER
         ):

@@ -304,7 +304,7 @@ class ChangePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """For the log: a stable event name and words. `level` is "info" or "warning"."""
+    """For the log: a stable event name and words. `level` is "info", "warning" or "error"."""
 
     name: str
     text: str

@@ -42,6 +42,11 @@ class Steering:
         """The state that is being made durable in place of the present one."""
 
     @property
+    def is_rolling_back(self) -> bool:
+        """Whether another state is being made durable in place of the present one, which then ends."""
+        return self._rolled_to is not None
+
+    @property
     def hold(self) -> str | None:
         """Why no round leaves OPEN, whoever has started; None: nothing is in the way."""
         if self.pause_reason is not None:
@@ -52,6 +57,9 @@ class Steering:
 
     def on_command(self, event: Command, now: float) -> list[fx.Effect]:
         """Takes a command; every one of them is answered."""
+        if self.is_rolling_back:
+            text = "the run is being rolled back; call again"
+            return [fx.Answer(event.request, fx.Refusal("NOT_READY", text))]
         match event:
             case ev.PauseRequested():
                 return self._on_pause(event)

@@ -11,15 +11,21 @@ from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.arrays.fragments import fragment_schema, gather
 from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
+from decoupled_diloco.core.effects import CommitRound
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.events import ContributionHeader
-from decoupled_diloco.core.ids import Role, Version
+from decoupled_diloco.core.ids import Version
+from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.syncer import SyncerMachine
 from syncer_service.buffers import BufferPool
 from syncer_service.export import export_model, export_summary, write_atomically
 from syncer_service.merger import MergeInput, examine_payload, merge_round
 from syncer_service.publications import Publications
-from syncer_service.store import FragmentCommit, LedgerRow, MemoryStore, VersionGoneError
+from syncer_service.store.interface import FragmentCommit, MergedDelta, VersionGoneError
+from syncer_service.store.memory import MemoryStore
 from syncer_service.uploads import REPLACED, Uploads
+
+STATE = SyncerMachine(Policy(fragment_count=2)).run_state()
 
 
 def vector(value, size=8):
@@ -41,8 +47,9 @@ def next_commit(commit, value):
     )
 
 
-def row(commit):
-    return LedgerRow(1, commit.fragment, commit.version, 0, (), "because")
+def commit_round(store, commit):
+    row = CommitRound(1, commit.fragment, commit.version, 0, (), (), 0, False, "because")
+    store.commit_round(commit, MergedDelta(commit.state.theta, 0.7, 0.9, "float32"), row, STATE)
 
 
 # --- the store ---
@@ -69,7 +76,7 @@ def test_only_the_newest_version_is_kept_unless_an_older_one_is_being_read():
     store.pin(0, first.version)
     store.pin(0, first.version)
     second = next_commit(first, 5)
-    store.commit_round(second, row(second))
+    commit_round(store, second)
     assert store.version_count == 3
     assert store.pin(0, first.version) is first
     for _ in range(3):
@@ -82,19 +89,13 @@ def test_only_the_newest_version_is_kept_unless_an_older_one_is_being_read():
     assert [entry.reason for entry in store.ledger] == ["because"]
 
 
-def test_incarnations_are_remembered():
-    store = MemoryStore()
-    store.record_incarnation("a", 3, Role.LEARNER, 1)
-    assert store.incarnations == {"a": (3, Role.LEARNER, 1)}
-
-
 # --- what is served of it ---
 
 
 async def test_a_payload_is_cut_once_and_let_go_when_it_is_replaced():
     store, (first, _) = store_with()
     second = next_commit(first, 5)
-    store.commit_round(second, row(second))
+    commit_round(store, second)
     with ThreadPoolExecutor(1) as store_thread, ThreadPoolExecutor(2) as bulk:
         publications = Publications(store, store_thread, bulk, "bf16")
         full = frozenset({"float32"})
