@@ -1,7 +1,7 @@
 """The learner's own account of what it did: one JSON object a line, for audits and for tests of the syncer's ledger.
 
-Every line has "t" (seconds on the machine's monotonic clock), "kind" and, but for the first of a process, "generation":
-the incarnation within this process, whose number stands in the line "joined".
+Every line has "t" (seconds on the machine's monotonic clock), "kind" and, but for those of the whole process,
+"generation": the incarnation within this process, whose number stands in the line "joined".
 
 | kind | fields |
 |---|---|
@@ -15,6 +15,7 @@ the incarnation within this process, whose number stands in the line "joined".
 | applied | fragment, version, digest (of what came), local_step, token_count, kept_token_count, rule |
 | recovery | reason |
 | dropped | count of lines that the writer could not take in |
+| ended | (the process stops in good order: no line is missing) |
 
 Whoever writes a line only puts it into a bounded queue; a thread of its own encodes and writes. What it has written
 survives a SIGKILL: at most the lines of the last few milliseconds are lost.
@@ -74,6 +75,7 @@ class Journal:
 
     def close(self) -> None:
         """Writes what waits, and ends."""
+        self._put("ended")
         thread, self._thread, self.is_on = self._thread, None, False
         if thread is not None:
             self._queue.put(None)

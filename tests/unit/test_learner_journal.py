@@ -46,7 +46,8 @@ def test_every_line_says_when_and_what_and_arrays_become_digests(tmp_path):
     journal.applied(1, Apply(2, VERSION, 40, "carry", None, 64), values, 3, 192)
     journal.close()
     journal.step(1, 4, 10, 64)  # after the end: nothing
-    started, step, boundary, contribution, fate, applied = lines_of(path)
+    started, step, boundary, contribution, fate, applied, ended = lines_of(path)
+    assert ended["kind"] == "ended"
     assert (started["kind"], started["learner"], started["process"]) == ("started", "a", os.getpid())
     assert step == {"t": 5.0, "kind": "step", "generation": 1, "local_step": 3, "cursor": 9, "tokens": 64}
     assert boundary == {"t": 5.25, "kind": "boundary", "generation": 1, "seconds": 0.25, "hold": None}
@@ -81,7 +82,7 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next_one(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"t":1.0,"kind":"st')
     Journal(path, "a").close()
-    cut, started = path.read_text().splitlines()
+    cut, started, _ = path.read_text().splitlines()
     assert cut == '{"t":1.0,"kind":"st'
     assert json.loads(started)["kind"] == "started"
 
@@ -123,7 +124,7 @@ def test_the_handover_tells_of_steps_boundaries_waits_and_recoveries(tmp_path):
     handover.wake_device()
     handover.wait_for_news(plan)
     journal.close()
-    recovery, step, boundary, waited = lines_of(tmp_path / "a.jsonl")[1:]
+    recovery, step, boundary, waited = lines_of(tmp_path / "a.jsonl")[1:-1]
     assert recovery["reason"] == "the loss is not finite"
     assert (step["local_step"], step["cursor"], step["tokens"]) == (1, 11, 32)
     assert boundary["hold"] == waited["hold"] == "recovering"
