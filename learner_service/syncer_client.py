@@ -26,6 +26,7 @@ from decoupled_diloco.wire.codec import (
     PROTOCOL_VERSION,
     deadlines_from_wire,
     fragment_version_from_wire,
+    peers_from_wire,
     policy_from_wire,
     schema_to_wire,
 )
@@ -68,15 +69,21 @@ class Joined:
     global_step: int
     paused: bool
     initialized: bool
+    peers: tuple[tuple[str, str], ...] = ()
 
 
 class ControlStream:
-    """One Attach stream."""
+    """One Attach stream.
+
+    Attributes:
+        peers: whom the newest instruction to recover names, id and address; None: there was none.
+    """
 
     def __init__(self, call: Any, deadlines: Deadlines, policy: Policy) -> None:
         self._call = call
         self._deadlines = deadlines
         self._policy = policy
+        self.peers: tuple[tuple[str, str], ...] | None = None
 
     async def send(self, report: Report | ev.LearnerAttached) -> None:
         """Sends one report; waits where the syncer does not keep up."""
@@ -95,6 +102,8 @@ class ControlStream:
         if message.WhichOneof("message") == "policy_changed":
             self._policy = policy_from_wire(message.policy_changed.policy, self._policy)
             return self._policy
+        if message.WhichOneof("message") == "recover":
+            self.peers = peers_from_wire(message.recover.peers)
         return instruction_from_wire(message)
 
     def close(self) -> None:
@@ -142,6 +151,7 @@ class SyncerClient:
             global_step=answer.global_step,
             paused=answer.paused,
             initialized=answer.initialized,
+            peers=peers_from_wire(answer.peers),
         )
 
     @asynccontextmanager

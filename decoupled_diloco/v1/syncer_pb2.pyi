@@ -163,8 +163,16 @@ class LearnerPolicy(_message.Message):
     barrier: bool
     def __init__(self, fragment_count: _Optional[int] = ..., interval_steps: _Optional[int] = ..., overlap_steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., upload_encoding: _Optional[_Union[_fragment_pb2.Encoding, str]] = ..., last_call: _Optional[bool] = ..., barrier: _Optional[bool] = ...) -> None: ...
 
+class Peer(_message.Message):
+    __slots__ = ("learner_id", "address")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    address: str
+    def __init__(self, learner_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class JoinRunResponse(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "incarnation", "policy", "deadlines", "fragments", "slot", "cursor", "global_step", "paused", "initialized")
+    __slots__ = ("protocol_version", "run_id", "incarnation", "policy", "deadlines", "fragments", "slot", "cursor", "global_step", "paused", "initialized", "peers")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +184,7 @@ class JoinRunResponse(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     incarnation: int
@@ -187,7 +196,8 @@ class JoinRunResponse(_message.Message):
     global_step: int
     paused: bool
     initialized: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., policy: _Optional[_Union[LearnerPolicy, _Mapping]] = ..., deadlines: _Optional[_Union[DeadlineTable, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentVersion, _Mapping]]] = ..., slot: _Optional[int] = ..., cursor: _Optional[int] = ..., global_step: _Optional[int] = ..., paused: _Optional[bool] = ..., initialized: _Optional[bool] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., policy: _Optional[_Union[LearnerPolicy, _Mapping]] = ..., deadlines: _Optional[_Union[DeadlineTable, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentVersion, _Mapping]]] = ..., slot: _Optional[int] = ..., cursor: _Optional[int] = ..., global_step: _Optional[int] = ..., paused: _Optional[bool] = ..., initialized: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("learner_id", "incarnation", "applied", "progress")
@@ -359,10 +369,12 @@ class Drain(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., leave: _Optional[bool] = ...) -> None: ...
 
 class Recover(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "peers")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, reason: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class AskInitialParameters(_message.Message):
     __slots__ = ()

@@ -7,6 +7,7 @@ floats on this side and Durations on the wire.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -141,6 +142,16 @@ def deadlines_from_wire(message: spb.DeadlineTable) -> Deadlines:
         rpc_seconds=duration_from_wire(message.rpc_duration),
         attach_idle_seconds=duration_from_wire(message.attach_idle_duration),
     )
+
+
+def peers_to_wire(peers: Iterable[tuple[str, str]]) -> list[spb.Peer]:
+    """Learners that can be reached: id and address, in this order."""
+    return [spb.Peer(learner_id=learner, address=address) for learner, address in peers]
+
+
+def peers_from_wire(messages: Iterable[spb.Peer]) -> tuple[tuple[str, str], ...]:
+    """Learners that can be reached: id and address, in this order."""
+    return tuple((peer.learner_id, peer.address) for peer in messages)
 
 
 def policy_to_wire(policy: Policy) -> spb.LearnerPolicy:

@@ -20,6 +20,7 @@ from decoupled_diloco.wire.codec import (
     duration_to_wire,
     fragment_version_from_wire,
     fragment_version_to_wire,
+    peers_to_wire,
     policy_to_wire,
     progress_from_wire,
     progress_to_wire,
@@ -194,8 +195,8 @@ def instruction_to_wire(effect: Instruction, value_count: int = 0) -> spb.Attach
             return spb.AttachResponse(fragment_published=spb.FragmentPublished(version=news))
         case fx.AskInitialParameters():
             return spb.AttachResponse(ask_initial_parameters=spb.AskInitialParameters())
-        case fx.RecoverLearner(reason=reason):
-            return spb.AttachResponse(recover=spb.Recover(reason=reason))
+        case fx.RecoverLearner(reason=reason, peers=peers):
+            return spb.AttachResponse(recover=spb.Recover(reason=reason, peers=peers_to_wire(peers)))
         case fx.DrainLearner(reason=reason, leave=leave):
             return spb.AttachResponse(drain=spb.Drain(reason=reason, leave=leave))
         case fx.PauseLearner(reason=reason):

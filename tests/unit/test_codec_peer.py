@@ -1,9 +1,11 @@
 import pytest
 
 from decoupled_diloco.arrays.state_entry import StateEntry
+from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.v1 import peer_pb2 as ppb
-from decoupled_diloco.wire import peer
+from decoupled_diloco.v1 import syncer_pb2 as spb
+from decoupled_diloco.wire import codec, control, peer
 from decoupled_diloco.wire.enums import CodecError
 
 REQUEST = peer.PartRequest(
@@ -47,3 +49,12 @@ def test_a_header_comes_back(version):
 def test_a_request_that_makes_no_sense_is_refused(message, match):
     with pytest.raises(CodecError, match=match):
         peer.part_request_from_wire(message)
+
+
+def test_peers_come_back_in_their_order():
+    peers = (("b", "10.0.0.2:50061"), ("a", "10.0.0.1:50061"))
+    answer = sent(spb.JoinRunResponse(peers=codec.peers_to_wire(peers)))
+    assert codec.peers_from_wire(answer.peers) == peers
+    recover = sent(control.instruction_to_wire(fx.RecoverLearner("c", 1, "a bad norm", peers)))
+    assert recover.recover.reason == "a bad norm"
+    assert codec.peers_from_wire(recover.recover.peers) == peers
