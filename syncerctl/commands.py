@@ -20,6 +20,7 @@ from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.runtime.config import ConfigError, resolve
 from decoupled_diloco.runtime.config_layers import table_layer
 from syncerctl.admin_client import AdminClient, TransportError
+from syncerctl.convert import convert_model
 from syncerctl.screen import show_learners, show_rounds, show_status
 from syncerctl.settings import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ConnectionSettings
 
@@ -216,3 +217,21 @@ def _after(out: Out, run: dict[str, Any], shows_warnings: bool = False) -> None:
     out.console.print(f"{run['run_id']} is {run['phase']}: {run['reason']}", markup=False)
     for warning in run["warnings"] if shows_warnings else ():
         out.console.print(f"warning: {warning}", markup=False)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str, typer.Argument(help="A safetensors file, a folder of safetensors with its index, or an Orbax tree.")
+    ],
+    target: Annotated[str, typer.Argument(help="A file that ends in .safetensors, or the folder of a new Orbax tree.")],
+    name_map: Annotated[
+        str, typer.Option("--map", help="gemma, gemma1, llama, or a TOML file; without one all names stay.")
+    ] = "",
+    export: Annotated[bool, typer.Option("--export", help="Read the map backwards: from the run's names.")] = False,
+    like: Annotated[str, typer.Option("--like", help="A model whose names and shapes are wanted.")] = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
+) -> None:
+    """Turns a model into safetensors or an Orbax tree, with other names if wanted; talks to no syncer."""
+    with reported():
+        typer.echo(convert_model(source, target, name_map, export, dtype, like))
