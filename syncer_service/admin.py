@@ -93,6 +93,31 @@ class AdminServicer(AdminServiceServicer):
             log.warning("finishes_below_quorum", reason=warning)
         return apb.FinishRunResponse(run=run)
 
+    async def DrainLearner(  # noqa: N802
+        self, request: apb.DrainLearnerRequest, context: Context
+    ) -> apb.DrainLearnerResponse:
+        """Lets a learner leave."""
+        learner, reason = request.learner_id, request.reason[:REASON_CHARACTERS_MAX]
+        await self._command("DrainLearner", context, lambda token: ev.DrainRequested(token, learner, reason), reason)
+        found = [item for item in self._overview.learners() if item.learner_id == learner]
+        return apb.DrainLearnerResponse(learner=found[0] if found else None)
+
+    async def EvictLearner(  # noqa: N802
+        self, request: apb.EvictLearnerRequest, context: Context
+    ) -> apb.EvictLearnerResponse:
+        """Puts a learner out."""
+        learner, reason = request.learner_id, request.reason[:REASON_CHARACTERS_MAX]
+        await self._command("EvictLearner", context, lambda token: ev.EvictRequested(token, learner, reason), reason)
+        return apb.EvictLearnerResponse()
+
+    async def ReadmitLearner(  # noqa: N802
+        self, request: apb.ReadmitLearnerRequest, context: Context
+    ) -> apb.ReadmitLearnerResponse:
+        """Lets it join again."""
+        learner = request.learner_id
+        await self._command("ReadmitLearner", context, lambda token: ev.ReadmitRequested(token, learner))
+        return apb.ReadmitLearnerResponse()
+
     async def _command(
         self, call: str, context: Context, make_event: Callable[[int], ev.Event], reason: str = ""
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from syncerctl.commands import app
+from syncerctl.program import app
 
 
 def main() -> None:

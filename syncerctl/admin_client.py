@@ -90,6 +90,19 @@ class AdminClient:
         """Finishes; returns the run."""
         return plain(self._call(self._stub.FinishRun, apb.FinishRunRequest(reason=reason)).run)
 
+    def drain(self, learner: str, reason: str) -> Plain:
+        """Lets a learner leave; returns it."""
+        request = apb.DrainLearnerRequest(learner_id=learner, reason=reason)
+        return plain(self._call(self._stub.DrainLearner, request).learner)
+
+    def evict(self, learner: str, reason: str) -> None:
+        """Puts a learner out until it is readmitted."""
+        self._call(self._stub.EvictLearner, apb.EvictLearnerRequest(learner_id=learner, reason=reason))
+
+    def readmit(self, learner: str) -> None:
+        """Lets an evicted learner join again."""
+        self._call(self._stub.ReadmitLearner, apb.ReadmitLearnerRequest(learner_id=learner))
+
     def _call(self, method: Callable[..., Any], request: Message) -> Any:
         """One call.
 

@@ -288,3 +288,39 @@ class FinishRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     run: Run
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class DrainLearnerRequest(_message.Message):
+    __slots__ = ("learner_id", "reason")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    reason: str
+    def __init__(self, learner_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainLearnerResponse(_message.Message):
+    __slots__ = ("learner",)
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    learner: Learner
+    def __init__(self, learner: _Optional[_Union[Learner, _Mapping]] = ...) -> None: ...
+
+class EvictLearnerRequest(_message.Message):
+    __slots__ = ("learner_id", "reason")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    reason: str
+    def __init__(self, learner_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EvictLearnerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadmitLearnerRequest(_message.Message):
+    __slots__ = ("learner_id",)
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    def __init__(self, learner_id: _Optional[str] = ...) -> None: ...
+
+class ReadmitLearnerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

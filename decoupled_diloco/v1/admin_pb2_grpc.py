@@ -65,6 +65,21 @@ class AdminServiceStub:
                 request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.FinishRunRequest.SerializeToString,
                 response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.FinishRunResponse.FromString,
                 _registered_method=True)
+        self.DrainLearner = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/DrainLearner',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.DrainLearnerRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.DrainLearnerResponse.FromString,
+                _registered_method=True)
+        self.EvictLearner = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/EvictLearner',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerResponse.FromString,
+                _registered_method=True)
+        self.ReadmitLearner = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/ReadmitLearner',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -113,6 +128,29 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainLearner(self, request, context):
+        """Lets a learner leave in good order: it answers one more round of each fragment, then goes. One that is lost is taken
+        off the run at once. Idempotent. Unknown learners: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictLearner(self, request, context):
+        """Puts a learner out at once and keeps it out until it is readmitted; what it has not had merged is lost. Idempotent.
+        Unknown learners: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadmitLearner(self, request, context):
+        """Lets an evicted learner join again. NOT_FOUND if it is not evicted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +183,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.FinishRun,
                     request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.FinishRunRequest.FromString,
                     response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.FinishRunResponse.SerializeToString,
+            ),
+            'DrainLearner': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainLearner,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.DrainLearnerRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.DrainLearnerResponse.SerializeToString,
+            ),
+            'EvictLearner': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictLearner,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerResponse.SerializeToString,
+            ),
+            'ReadmitLearner': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadmitLearner,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +363,87 @@ class AdminService:
             '/decoupled_diloco.v1.AdminService/FinishRun',
             decoupled__diloco_dot_v1_dot_admin__pb2.FinishRunRequest.SerializeToString,
             decoupled__diloco_dot_v1_dot_admin__pb2.FinishRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainLearner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/DrainLearner',
+            decoupled__diloco_dot_v1_dot_admin__pb2.DrainLearnerRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.DrainLearnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictLearner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/EvictLearner',
+            decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadmitLearner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/ReadmitLearner',
+            decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerResponse.FromString,
             options,
             channel_credentials,
             insecure,

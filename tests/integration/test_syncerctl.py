@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.v1 import admin_pb2, admin_pb2_grpc
-from syncerctl.commands import app
+from syncerctl.program import app
 from tests.integration.protocol_learner import ProtocolLearner, Script
 from tests.integration.protocol_link import Link
 from tests.integration.syncers import config_of, fetch, machine_of, syncer, until

@@ -24,7 +24,7 @@ from learner_service.config import (
 )
 from syncer_service.config import PROGRAM as SYNCER_PROGRAM
 from syncer_service.config import SyncerDocument
-from syncerctl.commands import app as syncerctl
+from syncerctl.program import app as syncerctl
 
 PROGRAMS: list[Program[Any]] = [SYNCER_PROGRAM, LEARNER_PROGRAM, EVALUATOR_PROGRAM]
 

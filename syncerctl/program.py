@@ -1,0 +1,9 @@
+"""All commands of syncerctl together: importing a module of commands registers them."""
+
+from __future__ import annotations
+
+from syncerctl import commands, learner_commands
+
+app = commands.app
+
+__all__ = ["app", "learner_commands"]
