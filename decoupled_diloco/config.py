@@ -18,6 +18,7 @@ from pydantic import Field
 
 from decoupled_diloco.core.ids import LEARNER_ID_PATTERN
 from decoupled_diloco.core.policy import Deadlines, Policy
+from decoupled_diloco.name_maps import shipped_name_maps
 from decoupled_diloco.runtime.config import Finding, Section, flat_values
 from decoupled_diloco.runtime.config_fields import Expect, dotted
 
@@ -26,6 +27,10 @@ PROCESS_SECTIONS = frozenset({"syncer", "learner", "evaluator"})
 
 PRESET_FIELD = ("run", "preset")
 """The setting that chooses a preset."""
+
+_NOT_AGREED = frozenset({PRESET_FIELD, ("run", "start_from"), ("run", "name_map")})
+"""Settings of the run file that no two processes have to agree on: a preset is only a way to write values, and what a
+run starts from is read by the syncer alone, once."""
 
 # The defaults are those of the core; the file below only adds names, sentences and ranges.
 _POLICY = Policy()
@@ -63,6 +68,17 @@ class RunSection(Section):
         ge=1,
         le=1024,
         description="One more learner than this is refused at the join.",
+    )
+    start_from: str = Field(
+        default="",
+        description="Path or URL of what the first parameters are taken from: a model in safetensors (a file, or a "
+        "folder with shards and their index), or a checkpoint of a run; empty: those of the first learner. Only the "
+        "syncer reads it, and only for a new run.",
+    )
+    name_map: str = Field(
+        default="",
+        description="Which tensors of start_from are which of the run: gemma, gemma1, llama, or the path of a .toml "
+        "file; empty: they have the run's own names.",
     )
 
 
@@ -254,6 +270,7 @@ class RunConfig(Section):
         """Contradictions between sections."""
         yield from _fragment_findings(self)
         yield from _learner_findings(self)
+        yield from _start_findings(self.run)
 
     @property
     def slot_count(self) -> int:
@@ -263,7 +280,7 @@ class RunConfig(Section):
     def agreed_values(self) -> dict[str, str]:
         """What all processes must agree on: JSON text by dotted name, without process settings."""
         flat = flat_values(self, RunConfig)
-        return {dotted(path): _canonical(value) for path, value in sorted(flat.items()) if path != PRESET_FIELD}
+        return {dotted(path): _canonical(value) for path, value in sorted(flat.items()) if path not in _NOT_AGREED}
 
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the agreed values, 64 lower-case hexadecimal digits."""
@@ -339,6 +356,16 @@ def _learner_findings(config: RunConfig) -> Iterable[Finding]:
             ("run.learners_expected", "data.slot_count"),
             "there are fewer streams of data than learners, so some train on the same data",
             "warning",
+        )
+
+
+def _start_findings(run: RunSection) -> Iterable[Finding]:
+    known = shipped_name_maps()
+    if run.name_map and not run.name_map.endswith(".toml") and run.name_map not in known:
+        yield Finding(("run.name_map",), f"there is no such map; give one of {', '.join(known)}, or a .toml file")
+    if run.name_map and not run.start_from:
+        yield Finding(
+            ("run.name_map", "run.start_from"), "a name map does nothing where start_from is empty", "warning"
         )
 
 

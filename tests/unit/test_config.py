@@ -95,6 +95,7 @@ def test_the_environment_names_the_run_file_and_overrides_it(tmp_path: Path) -> 
         (["run.total_steps=-1"], "must be a whole number >= 0"),
         (["workload.factory=my_model.py"], "must be package.module:function"),
         (["quorum.minimum=0"], "must be a whole number >= 1"),
+        (["run.name_map=gema", "run.start_from=m"], "give one of gemma, gemma1, llama, or a .toml file"),
     ],
 )
 def test_contradictory_or_impossible_settings_are_refused_with_what_to_change(
@@ -117,6 +118,7 @@ def test_every_contradiction_of_several_sections_is_told_at_once() -> None:
     [
         ("quorum.minimum=4", "no round can be merged until more learners than expected have joined"),
         ("run.total_steps=20", "the run ends before every fragment was synchronised once"),
+        ("run.name_map=gemma", "a name map does nothing where start_from is empty"),
         ("data.slot_count=2", "fewer streams of data than learners"),
         ("deadlines.stall_seconds=11", "lost before it counts as stalled"),
     ],
@@ -132,6 +134,7 @@ def test_the_digest_depends_on_agreed_values_and_on_nothing_else() -> None:
     assert len(base) == 64
     assert run_config({"run": {"preset": "small"}, "quorum": {"minimum": 1}}).digest() == base
     assert run_config({"outer": {"learning_rate": 0.60}}).digest() == base
+    assert run_config({"run": {"start_from": "model.safetensors", "name_map": "gemma1"}}).digest() == base
     assert run_config({"outer": {"learning_rate": 0.61}}).digest() != base
     assert run_config({"workload": {"options": {"depth": 2}}}).digest() != base
     spelled_out = {"fragments": {"count": 24}, "outer": {"learning_rate": 0.7, "momentum": 0.9}}
