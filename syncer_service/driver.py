@@ -39,9 +39,6 @@ TURN_EVENTS_MAX: Final = 64
 IDLE_SECONDS: Final = 1.0
 """The loop comes round at least this often, so that liveness can tell an idle driver from one that hangs."""
 
-Tape = Callable[[float, Event], None]
-"""Takes down (instant, event), in order; all that a replay needs."""
-
 First = TypeVar("First")
 Second = TypeVar("Second")
 
@@ -58,6 +55,16 @@ class Machine(Protocol):
         """When to fire the timer."""
 
 
+class Tape(Protocol):
+    """Takes down what the machine was told and what it decided, in order. Never waits, never raises."""
+
+    def event(self, now: float, event: Event) -> None:
+        """The machine is about to handle an event."""
+
+    def effects(self, effects: list[Effect]) -> None:
+        """What it gave; not called where it raised. Nobody changes the list afterwards."""
+
+
 class Driver:
     """Owns the machine.
 
@@ -65,7 +72,7 @@ class Driver:
         machine: The machine; nobody else calls `handle`.
         clock: Where the instants come from.
         queue_events_max: Most events of others that wait.
-        tape: Where (instant, event) goes before the event is handled.
+        tape: Where events and their effects go.
     """
 
     def __init__(
@@ -94,6 +101,10 @@ class Driver:
     def connect(self, execute: Callable[[Effect], None]) -> None:
         """Says who carries out the effects. Called once, before `run`."""
         self._execute = execute
+
+    def record(self, tape: Tape) -> None:
+        """Says where events and their effects go, in place of the constructor's argument. Called before `run`."""
+        self._tape = tape
 
     # --- what others may do ---
 
@@ -203,9 +214,12 @@ class Driver:
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
         if self._tape is not None:
-            self._tape(now, event)
+            self._tape.event(now, event)
         self.handled_count += 1
-        for effect in self.machine.handle(event, now):
+        effects = self.machine.handle(event, now)
+        if self._tape is not None:
+            self._tape.effects(effects)
+        for effect in effects:
             self._execute(effect)
             if isinstance(effect, Answer):
                 self._answer(effect)

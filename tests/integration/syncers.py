@@ -52,13 +52,26 @@ def settings_of(folder: Path, **values: object) -> SyncerSettings:
     return SyncerSettings(**(defaults | values))
 
 
+class _EventList:
+    """A tape in a list: (instant, event)."""
+
+    def __init__(self, events: list) -> None:
+        self._events = events
+
+    def event(self, now, event) -> None:
+        self._events.append((now, event))
+
+    def effects(self, effects) -> None:
+        pass
+
+
 @asynccontextmanager
 async def syncer(
     folder: Path, config: RunConfig | None = None, *, tape: list | None = None, **settings: object
 ) -> AsyncIterator[RunningSyncer]:
     """A running syncer; a part of it that dies fails the test."""
     stop = StopRequest()
-    keep = (lambda now, event: tape.append((now, event))) if tape is not None else None
+    keep = _EventList(tape) if tape is not None else None
     async with running_syncer(config or config_of(), settings_of(folder, **settings), stop, tape=keep) as running:
         yield running
     assert stop.exit_code == 0, stop.reason

@@ -104,17 +104,48 @@ async def test_a_full_queue_refuses_requests_holds_offers_and_takes_the_shells_o
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_tape_holds_every_event_before_it_is_handled():
-    tape = []
+class ListTape:
+    def __init__(self):
+        self.events, self.gave = [], []
+
+    def event(self, now, event):
+        self.events.append((now, event))
+
+    def effects(self, effects):
+        self.gave.append(effects)
+
+
+async def test_the_tape_holds_every_event_before_it_is_handled_and_its_effects_before_they_are_carried_out():
+    tape = ListTape()
     machine = ScriptedMachine()
-    machine.reply = lambda event: [fx.Note("handled", str(len(tape)))]
-    async with driving(machine, tape=lambda now, event: tape.append((now, event))) as (driver, executed, _):
+    machine.reply = lambda event: [fx.Note("handled", f"{len(tape.events)} {len(tape.gave)}")]
+    seen = []
+    async with driving(machine) as (driver, executed, _):
+        driver.record(tape)
+        driver.connect(lambda effect: (executed.append(effect), seen.append(len(tape.gave))))
         driver.report(MOVED)
         driver.report(ev.BytesMoved("b", 2))
         await driver.wait_until(lambda: driver.handled_count == 2)
-    assert [event for _, event in tape] == machine.handled
-    assert [note.text for note in executed] == ["1", "2"]
-    assert tape[0][0] <= tape[1][0]
+    assert [event for _, event in tape.events] == machine.handled
+    assert [note.text for note in executed] == ["1 0", "2 1"]
+    assert [effect for effects in tape.gave for effect in effects] == executed
+    assert seen == [1, 2]
+    assert tape.events[0][0] <= tape.events[1][0]
+
+
+async def test_an_event_whose_handling_raises_is_on_the_tape_without_effects():
+    machine, tape = ScriptedMachine(), ListTape()
+
+    def fail(event):
+        raise ZeroDivisionError
+
+    machine.reply = fail
+    driver = Driver(machine, MonotonicClock(), tape=tape)
+    driver.report(MOVED)
+    with pytest.raises(ZeroDivisionError):
+        await driver.run()
+    assert [event for _, event in tape.events] == [MOVED]
+    assert tape.gave == []
 
 
 async def test_who_waits_when_the_driver_ends_is_told():
