@@ -221,6 +221,8 @@ def _run_metrics(run: RunStatus) -> Iterator[Metric]:
     rounds.add_metric(["abandoned"], run.rounds_abandoned_count)
     yield rounds
     yield CounterMetricFamily(f"{PREFIX}_tokens_processed", "Tokens of all inner steps.", goodput.tokens_processed)
+    redone = "Inner steps made again on the same data, because no committed round held their effect."
+    yield CounterMetricFamily(f"{PREFIX}_steps_redone", redone, goodput.steps_redone)
     merged = "Tokens merged; a token counts by the share of parameters whose merge contained it."
     yield CounterMetricFamily(f"{PREFIX}_tokens_merged", merged, goodput.tokens_merged)
     yield _counters("tokens_discarded", "Tokens discarded by cause.", "cause", goodput.tokens_discarded)
@@ -283,6 +285,7 @@ def _learner_metrics(learners: list[LearnerStatus]) -> Iterator[Metric]:
 
 _COUNTED: Final = (
     "rounds_total",
+    "steps_redone_total",
     "tokens_processed_total",
     "tokens_merged_total",
     "tokens_discarded_total",

@@ -46,7 +46,8 @@ def show_status(console: Console, run: Plain, learners: Sequence[Plain]) -> None
         f"H {run['effective_interval_steps']:.1f}"
     )
     loss = [] if run["loss"] is None else [f"training loss {run['loss']:.4g}"]
-    console.print("   ".join([f"tokens {goodput['tokens_processed']:,} processed", *loss]))
+    redone = [f"{goodput['steps_redone']:,} steps redone"] if goodput["steps_redone"] else []
+    console.print("   ".join([f"tokens {goodput['tokens_processed']:,} processed", *redone, *loss]))
     if run["evaluation"]:
         ordered = sorted(run["evaluation"].items(), key=lambda item: (item[0] != "loss", item[0]))
         figures = [f"{_figure_name(name)} {value:.4g}" for name, value in ordered]

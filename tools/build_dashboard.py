@@ -158,6 +158,11 @@ ROWS: dict[str, list[Panel]] = {
             stacked=True,
         ),
         Panel(
+            "Steps redone",
+            "Inner steps per second that repeat data, because no committed round held their effect.",
+            {"redone": rate("steps_redone_total")},
+        ),
+        Panel(
             "What learners spend their time on",
             "Learner-seconds per second, by activity.",
             {"{{activity}}": rate("activity_seconds_total", "activity")},

@@ -63,7 +63,11 @@ class Admissions:
             record.gap_seconds = max(0.0, now - old.heard_at)
         record.peer_address, record.software_version = event.peer_address, event.software_version
         record.rebase(self.machine.rounds.newest_closed_step, 0)
-        record.cursor = max(record.cursor, self.machine.rounds.pending_cursor(record.slot))
+        redone = 0
+        if record.role is Role.LEARNER:
+            cursor = max(record.cursor, self.machine.rounds.pending_cursor(record.slot))
+            redone = self.machine.membership.begin(record, cursor)
+            self.machine.ledger.redone_step_count += redone
         answer = fx.Admitted(
             learner=record.learner,
             incarnation=record.incarnation,
@@ -78,6 +82,7 @@ class Admissions:
         )
         place = f"slot {record.slot}, cursor {record.cursor}" if record.role is Role.LEARNER else record.role
         text = f"{record.learner} joined as incarnation {record.incarnation}, {place}"
+        text += f"; redoes {redone} steps that were not merged" if redone else ""
         return [*effects, fx.Answer(event.request, answer), fx.Note("learner_joined", text)]
 
     def peers_for(self, record: LearnerRecord) -> tuple[tuple[str, str], ...]:
@@ -208,6 +213,8 @@ class Admissions:
         if made > 0 and elapsed > 0:
             record.tokens_per_second += 0.2 * (made / elapsed - record.tokens_per_second)
         record.progress, record.progress_at = progress, now
+        if record.role is Role.LEARNER:
+            self.machine.membership.reach(record)
         if progress.activity is Activity.DRAINING and not record.draining:
             record.draining, record.drain_reason = True, "it is leaving"
         if progress.loss is not None and math.isfinite(progress.loss):

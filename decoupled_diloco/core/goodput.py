@@ -25,6 +25,8 @@ class GoodputLedger:
     fragment_shares: tuple[float, ...]
     """Share of the parameters in each fragment; sums to 1."""
     tokens_processed: int = 0
+    redone_step_count: int = 0
+    """Inner steps that were made again on the same data, because no committed round held their effect."""
     merged_tokens: list[int] = field(default_factory=list)
     """By fragment."""
     discarded_tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class GoodputLedger:
             participation=self.participation_sum / self.participation_rounds if self.participation_rounds else 0.0,
             uptime=self.advancing_seconds / self.observed_seconds if self.observed_seconds else 0.0,
             tokens_processed=self.tokens_processed,
+            steps_redone=self.redone_step_count,
             tokens_merged=merged,
             tokens_ideal=ideal,
             tokens_discarded={cause: self.weighted(tokens) for cause, tokens in self.discarded_tokens.items()},

@@ -39,6 +39,8 @@ class LearnerRecord:
     heard_at: float
     cursor: int = 0
     """Committed cursor of the slot: that of its newest merged contribution."""
+    first_cursor: int = 0
+    """Where this incarnation began in its slot's data."""
     peer_address: str = ""
     software_version: str = ""
     attached: bool = False
@@ -160,6 +162,8 @@ class Membership:
     newest_incarnation: int = 0
     slot_cursors: dict[int, int] = field(default_factory=dict)
     """Committed cursor of every slot that was ever used."""
+    slot_reached: dict[int, int] = field(default_factory=dict)
+    """Per slot: the batch after the furthest one that its newest incarnation has trained on."""
     evicted: dict[str, str] = field(default_factory=dict)
     """Learners that may not join until an operator readmits them, with the reason."""
     _order: list[str] = field(default_factory=list)
@@ -199,6 +203,21 @@ class Membership:
             return old.slot
         used = {r.slot for r in self.with_role() if not r.left and r is not old}
         return next(slot for slot in itertools.count() if slot not in used)
+
+    def begin(self, record: LearnerRecord, cursor: int) -> int:
+        """An incarnation begins at a cursor; returns how many steps of the slot it will redo.
+
+        They are those that another incarnation has trained on, and whose effect no committed round holds.
+        """
+        record.cursor = record.first_cursor = cursor
+        redone = max(0, self.slot_reached.get(record.slot, 0) - cursor)
+        self.slot_reached[record.slot] = cursor
+        return redone
+
+    def reach(self, record: LearnerRecord) -> None:
+        """Takes in how far an incarnation has come in its slot's data."""
+        reached = record.first_cursor + record.progress.local_step
+        self.slot_reached[record.slot] = max(self.slot_reached.get(record.slot, 0), reached)
 
     def everybody(self) -> list[LearnerRecord]:
         """All records by id."""

@@ -61,6 +61,7 @@ def run_state(machine: SyncerMachine) -> RunState:
             machine.interval_average.value,
             tuple(average.value for average in machine.norm_averages),
         ),
+        slot_reached=dict(membership.slot_reached),
         evicted=dict(membership.evicted),
         participating_count=machine.participating_count,
         pause_reason=machine.steering.pause_reason,
@@ -90,6 +91,7 @@ def _account(record: LearnerRecord) -> LearnerAccount:
         left=record.left,
         left_reason=record.left_reason,
         must_join_again=record.must_join_again,
+        first_cursor=record.first_cursor,
     )
 
 
@@ -132,6 +134,7 @@ def load(machine: SyncerMachine, state: RunState, now: float) -> None:
 def _load_membership(membership: Membership, state: RunState, now: float) -> None:
     membership.newest_incarnation = state.newest_incarnation
     membership.slot_cursors = dict(state.slot_cursors)
+    membership.slot_reached = dict(state.slot_reached)
     membership.evicted = dict(state.evicted)
     membership.put([_record(account, now) for account in state.learners])
 
@@ -143,6 +146,7 @@ def _record(account: LearnerAccount, now: float) -> LearnerRecord:
         account.local_step, account.seen_token_count, Activity.RECOVER, step_seconds=account.step_seconds
     )
     record.progress_at = now
+    record.first_cursor = account.first_cursor
     record.seen_token_count = account.seen_token_count
     record.accounted_tokens = list(account.accounted_tokens)
     record.rounds_merged = list(account.rounds_merged)
@@ -267,6 +271,7 @@ def in_new_timeline(cut: RunState, newest: RunState, policy: Policy, reason: str
         ledger=ledger,
         reservations=(),
         newest_results=tuple({} for _ in cut.versions),
+        slot_reached=dict(newest.slot_reached),
         evicted=dict(newest.evicted),
         pause_reason=newest.pause_reason,
     )

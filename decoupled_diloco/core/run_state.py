@@ -56,6 +56,7 @@ class LearnerAccount:
     left: bool = False
     left_reason: str = ""
     must_join_again: str = ""
+    first_cursor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class RunState:
     reservations: tuple[Reservation, ...] = ()
     newest_results: tuple[dict[str, str], ...] = ()
     averages: Averages = field(default_factory=Averages)
+    slot_reached: dict[int, int] = field(default_factory=dict)
+    """By slot, as in `Membership`."""
     evicted: dict[str, str] = field(default_factory=dict)
     """Learners that may not join, with the reason."""
     participating_count: int = 0

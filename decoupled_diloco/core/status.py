@@ -16,10 +16,11 @@ class GoodputFigures:
     participation: float = 0.0
     uptime: float = 0.0
     tokens_processed: int = 0
+    steps_redone: int = 0
     tokens_merged: float = 0.0
     tokens_ideal: float = 0.0
     tokens_discarded: dict[str, float] = field(default_factory=dict)
-    """By cause: overlap, absent, rejected, died, left."""
+    """By cause: overlap, absent, rejected, died, left, rolled_back."""
     activity_seconds: dict[str, float] = field(default_factory=dict)
 
 

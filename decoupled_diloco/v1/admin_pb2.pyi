@@ -28,7 +28,7 @@ RUN_PHASE_FINISHING: RunPhase
 RUN_PHASE_FINISHED: RunPhase
 
 class GoodputFigures(_message.Message):
-    __slots__ = ("goodput", "token_goodput", "participation", "uptime", "tokens_processed", "tokens_merged", "tokens_discarded", "activity_seconds")
+    __slots__ = ("goodput", "token_goodput", "participation", "uptime", "tokens_processed", "tokens_merged", "tokens_discarded", "activity_seconds", "steps_redone")
     class TokensDiscardedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class GoodputFigures(_message.Message):
     TOKENS_MERGED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_DISCARDED_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_REDONE_FIELD_NUMBER: _ClassVar[int]
     goodput: float
     token_goodput: float
     participation: float
@@ -59,7 +60,8 @@ class GoodputFigures(_message.Message):
     tokens_merged: float
     tokens_discarded: _containers.ScalarMap[str, float]
     activity_seconds: _containers.ScalarMap[str, float]
-    def __init__(self, goodput: _Optional[float] = ..., token_goodput: _Optional[float] = ..., participation: _Optional[float] = ..., uptime: _Optional[float] = ..., tokens_processed: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., tokens_discarded: _Optional[_Mapping[str, float]] = ..., activity_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    steps_redone: int
+    def __init__(self, goodput: _Optional[float] = ..., token_goodput: _Optional[float] = ..., participation: _Optional[float] = ..., uptime: _Optional[float] = ..., tokens_processed: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., tokens_discarded: _Optional[_Mapping[str, float]] = ..., activity_seconds: _Optional[_Mapping[str, float]] = ..., steps_redone: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("run_id", "phase", "reason", "global_step", "total_steps", "rounds_committed_count", "rounds_abandoned_count", "learners_registered_count", "learners_live_count", "learners_participating_count", "goodput", "fragments", "effective_interval_steps", "warnings", "evaluation", "loss", "uptime_duration", "config_values", "evaluation_global_step")

@@ -84,6 +84,7 @@ def _goodput_to_wire(figures: GoodputFigures) -> apb.GoodputFigures:
         tokens_processed=figures.tokens_processed,
         tokens_merged=figures.tokens_merged,
         tokens_discarded=figures.tokens_discarded,
+        steps_redone=figures.steps_redone,
         activity_seconds=figures.activity_seconds,
     )
 
