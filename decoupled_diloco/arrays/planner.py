@@ -31,14 +31,16 @@ class _Planner:
         if not candidates:
             self.problems.append(f"tensor {name!r}{_of_shape(shape)} is wanted, and no rule of the map says from what")
             return None
-        absent: list[list[str]] = []
+        incomplete: list[tuple[list[str], list[str]]] = []
         for rule, (values, position) in candidates:
             sources = self._sources(rule, values, shape)
-            absent.append([source for source in sources if source not in self.have])
-            if sources and not absent[-1]:
+            absent = [source for source in sources if source not in self.have]
+            if not absent:
                 return self._planned(name, rule, values, position, sources)
-        fewest = min((names for names in absent if names), key=len, default=[])
-        self.missing[", ".join(repr(source) for source in fewest[:3]) or "nothing of the kind"].append(name)
+            incomplete.append((absent, sources))
+        absent, sources = min(incomplete, key=lambda each: len(each[0]))
+        self.missing[_several(absent)].append(name)
+        self.used.update(dict.fromkeys(source for source in sources if source in self.have))
         return None
 
     def _sources(self, rule: Rule, values: dict[str, int | str], shape: Shape | None) -> list[str]:
