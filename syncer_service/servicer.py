@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason, Recourse
+from decoupled_diloco.core.ids import Version
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.v1.syncer_pb2_grpc import SyncerServiceServicer
@@ -219,7 +220,7 @@ class SyncerServicer(SyncerServiceServicer):
             async with serving.publications.reading(fragment, version, held, encodings) as publication:
                 await self._send(publication, request, context)
         except VersionGoneError as error:
-            raise _gone(error, fragment, version.number) from None
+            raise _gone(error, fragment, version) from None
 
     async def _send(self, publication: Publication, request: spb.DownloadFragmentRequest, context: Context) -> None:
         serving = self._serving
@@ -276,12 +277,13 @@ def _offer(request: spb.JoinRunRequest) -> JoinOffer:
     )
 
 
-def _gone(error: VersionGoneError, fragment: int, number: int) -> PeerError:
+def _gone(error: VersionGoneError, fragment: int, version: Version) -> PeerError:
     """What a caller hears who asks for a version that is not there."""
     newest = error.newest
     if newest is None:
         return PeerError(Reason.NOT_READY, "the run has no parameters yet", retry_seconds=1.0)
-    reason = Reason.SUPERSEDED if number < newest.number else Reason.NOT_FOUND
+    is_older = (version.timeline, version.number) < (newest.timeline, newest.number)
+    reason = Reason.SUPERSEDED if is_older else Reason.NOT_FOUND
     metadata = {
         "fragment": str(fragment),
         "newest-timeline": str(newest.timeline),

@@ -57,7 +57,13 @@ class Link:
     """One participant's connections to a syncer."""
 
     def __init__(self, address: str, name: str, schema: Schema = TINY_SCHEMA) -> None:
-        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+        options = (
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 300),
+        )
         self.name = name
         self.schema = schema
         self.incarnation = 0
