@@ -9,10 +9,13 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.run_file import run_config
+from syncerctl.convert import convert_model
+from syncerctl.orbax_tree import OrbaxTree
 from tests.integration.syncers import machine_of, syncer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +98,45 @@ async def test_the_six_commands_of_two_machines(tmp_path):
         run(*adapted(second), *cache, cwd=tmp_path),
     )
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+async def test_from_a_maxtext_tree_and_back(tmp_path):
+    """The README's commands, with a short run on a text of our own."""
+    folder = EXAMPLES / "maxtext_tree"
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    short = ["--set", "run.total_steps=24", "--set", f"workload.options.text={tmp_path / 'text.txt'}"]
+    port = free_port()
+    build, convert_in, syncer_command, learner_command, convert_out = [
+        [argument.replace("examples/", f"{EXAMPLES}/") for argument in command]
+        for command in commands_of(folder / "README.md")
+    ]
+
+    def program(command: list[str], *more: str) -> list[str]:
+        return [str(Path(sys.executable).with_name(command[0])), *command[1:], *more]
+
+    await run(*program(build), cwd=tmp_path)
+    await run(*program(convert_in), cwd=tmp_path)
+    run_folder = tmp_path / "runs" / "maxtext_tree"
+    converted = convert_model(
+        str(run_folder / "model.safetensors"), str(run_folder / "untrained"), str(folder / "maxtext_gemma.toml"), True
+    )
+    assert converted.startswith("11 tensors of ")
+    before, after = OrbaxTree(str(run_folder / "checkpoint" / "1000")), OrbaxTree(str(run_folder / "untrained"))
+    assert sorted(after.tensors) == sorted(name for name in before.tensors if name.startswith("params/"))
+    for name in after.tensors:
+        np.testing.assert_array_equal(after.read(name), before.read(name))
+
+    ports = ["--listen", f"127.0.0.1:{port}", "--admin-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
+    ports += ["--state-dir", str(tmp_path / "state")]
+    learner = ["--syncer", f"127.0.0.1:{port}", "--cache-dir", str(tmp_path / "cache")]
+    await asyncio.gather(
+        run(*program(syncer_command, *ports, *short), cwd=tmp_path),
+        run(*program(learner_command, *learner, *short), cwd=tmp_path),
+    )
+    await run(*program(convert_out), cwd=tmp_path)
+    trained = OrbaxTree(str(run_folder / "exported"))
+    assert trained.tensors == after.tensors
 
 
 def free_port() -> int:
