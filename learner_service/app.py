@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import grpc
 
@@ -28,17 +27,16 @@ from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import default_logs, get_logger
 from decoupled_diloco.runtime.ports import Address, parse_address
 from decoupled_diloco.runtime.process_settings import CallerTlsSettings
-from decoupled_diloco.runtime.tls import TlsFiles, channel_credentials, server_credentials
+from decoupled_diloco.runtime.tls import channel_credentials
 from learner_service.activity import ActivityAccount
 from learner_service.checked_workload import CheckedWorkload
-from learner_service.config import LearnerDocument, LearnerSettings
-from learner_service.driver import NetworkPlan
+from learner_service.config import LearnerDocument
 from learner_service.handover import Handover
 from learner_service.inner_loop import InnerLoop, WarmUp
 from learner_service.jax_setup import set_up_jax
 from learner_service.journal import Journal
 from learner_service.metrics import LearnerMetrics, served
-from learner_service.peer import start_peer_server
+from learner_service.network_plan import NetworkPlan, peer_plan_of
 from learner_service.session import LearnerStoppedError, Session, SessionParts
 from learner_service.step import InnerStep
 from learner_service.syncer_client import JoinRequest
@@ -147,10 +145,7 @@ def build_session(
     settings = document.learner
     tree, fragmentation = cut(params, merge_rule, document.fragments.count)
     device = DeviceFragments(tree, fragmentation, params)
-    join = replace(
-        join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint),
-        peer_address=settings.peer_listen,
-    )
+    join = join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint)
     network = NetworkPlan(
         addresses=tuple(parse_address(text) for text in settings.syncer),
         open_channels=opener_of(settings, "learner"),
@@ -159,7 +154,7 @@ def build_session(
         device=device,
         max_detached_seconds=document.inner.max_detached_seconds,
         drain_seconds=settings.drain_seconds,
-        serve_peers=_peer_service(settings),
+        peers=peer_plan_of(settings),
     )
     journal = Journal(settings.journal, settings.learner_id, clock)
     account = ActivityAccount(Activity.STARTUP, started_at)
@@ -175,16 +170,6 @@ def build_session(
         verifies_applied=settings.verify_applied,
     )
     return Session(params, parts), device
-
-
-def _peer_service(settings: LearnerSettings) -> Callable[[], Any] | None:
-    if not settings.peer_listen:
-        return None
-    credentials = None
-    if settings.tls_certificate is not None and settings.tls_key is not None:
-        credentials = server_credentials(TlsFiles(settings.tls_certificate, settings.tls_key, section="learner"))
-    address = parse_address(settings.peer_listen)
-    return lambda: start_peer_server(address, credentials, "learner.peer_listen")
 
 
 def library_session(

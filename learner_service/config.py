@@ -93,24 +93,40 @@ class LearnerSettings(_ParticipantSettings):
     )
     peer_listen: str = Field(
         default="",
-        description="Where other learners reach this one to recover from it, host:port; empty: nowhere. This release "
-        "answers that it cannot do so yet.",
+        description="Where other learners reach this one to recover their optimizer's state from it, host:port; empty: "
+        "nowhere.",
     )
-
+    peer_advertise: str = Field(
+        default="",
+        description="The address that other learners are told, host:port; empty: peer_listen, with this host's name in "
+        "place of 0.0.0.0.",
+    )
+    peer_recovery_seconds: float = Field(
+        default=120.0,
+        ge=0,
+        description="How long to look for a peer's optimizer state before training goes on without; 0: not at all.",
+    )
+    snapshot_dir: FilePath | None = Field(
+        default=None,
+        description="Directory that keeps this learner's optimizer state for a restart without a peer; nothing: none.",
+    )
+    snapshot_seconds: float = Field(default=300.0, gt=0, description="Time between two such snapshots.")
     journal: FilePath | None = Field(
         default=None,
         description="File that gets one JSON object a line for every step, contribution and applied version; nothing: "
         "none.",
     )
 
-    @field_validator("peer_listen")
+    @field_validator("peer_listen", "peer_advertise")
     @classmethod
-    def _check_peer_listen(cls, value: str) -> str:
+    def _check_peer_address(cls, value: str) -> str:
         return check_address(value) if value else value
 
     def findings(self) -> Iterable[Finding]:
         """Those of every participant, and a peer service that others could read and change."""
         yield from super().findings()
+        if self.peer_advertise and not self.peer_listen:
+            yield Finding(("peer_advertise",), "has no use without peer_listen")
         if self.peer_listen and not self.insecure and self.tls_certificate is None:
             ways_out = ("give --tls-certificate FILE and --tls-key FILE", "add --insecure on a network that you trust")
             if problem := plaintext_problem(parse_address(self.peer_listen), ways_out):

@@ -11,15 +11,11 @@ import contextlib
 import random
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 
-import grpc.aio
-
-from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.encoding import FloatVector
-from decoupled_diloco.arrays.fragments import Fragmentation
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
@@ -27,15 +23,17 @@ from decoupled_diloco.core.ids import Decline
 from decoupled_diloco.core.learner import LearnerMachine
 from decoupled_diloco.core.learner_effects import CancelUpload, DeclineRound, Download, Leave, UploadInitialParameters
 from decoupled_diloco.core.policy import Policy
-from decoupled_diloco.runtime.channel import Backoff, Channels
+from decoupled_diloco.runtime.channel import Backoff
 from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
-from decoupled_diloco.runtime.ports import Address
 from decoupled_diloco.wire.control import Report
 from learner_service.bulk_client import BulkClient
 from learner_service.connection import Connection
 from learner_service.handover import Action, Arrived, Handover, UploadJob
 from learner_service.metrics import LearnerMetrics
+from learner_service.network_plan import NetworkPlan
+from learner_service.optimizer_copies import OptimizerCopies
+from learner_service.peer_side import PeerSide, RecoveryOrder
 from learner_service.recoveries import DIVERGED_ADVICE, DivergedError, RecoveryWatch
 from learner_service.syncer_client import ControlStream, Joined, JoinRequest
 from learner_service.transfers import TransferHooks, Transfers
@@ -51,37 +49,13 @@ FAREWELL_SECONDS = 2.0
 """How long the goodbye to a syncer may take that may be gone itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkPlan:
-    """What the network thread is built from.
-
-    Attributes:
-        addresses: where the syncer may be.
-        open_channels: opens the connections to an address, in the running event loop.
-        join: what to join with.
-        fragmentation: of the learner's schema.
-        device: where versions are staged.
-        max_detached_seconds: the learner pauses after this long without the syncer; 0: never.
-        drain_seconds: a learner that was told to leave does so after this long at the latest.
-        serve_peers: starts the peer service in the running event loop; None: this learner serves none.
-    """
-
-    addresses: Sequence[Address]
-    open_channels: Callable[[Address], Channels]
-    join: JoinRequest
-    fragmentation: Fragmentation
-    device: DeviceFragments
-    max_detached_seconds: float
-    drain_seconds: float
-    serve_peers: Callable[[], Awaitable[grpc.aio.Server]] | None = None
-
-
 class LearnerDriver:
     """The network side of one learner process. Made and started on any thread; a `connection.Participant`.
 
     Args:
         plan: what it is built from.
         handover: what is shared with the device thread.
+        copies: the same, of the optimizer's state.
         initial_values: the learner's own initial values of a fragment; called on a transfer thread, if asked for.
         metrics: told about transfers.
         clock: instants.
@@ -91,11 +65,13 @@ class LearnerDriver:
         self,
         plan: NetworkPlan,
         handover: Handover,
+        copies: OptimizerCopies,
         initial_values: Callable[[int], FloatVector],
         metrics: LearnerMetrics,
         clock: Clock,
     ) -> None:
         self._plan = plan
+        self._join = plan.join
         self._handover = handover
         self._initial_values = initial_values
         self._metrics = metrics
@@ -106,6 +82,10 @@ class LearnerDriver:
         self._wake_pending = threading.Event()
         self._executor = ThreadPoolExecutor(TRANSFER_THREADS, thread_name_prefix="transfer")
         self._uploads = RecoveryWatch("a contribution is not finite", 0, clock)
+        self._peers = PeerSide(
+            plan.peers, plan.join.participant_id, plan.join.schema.digest, copies, self._executor, metrics, clock
+        )
+        self._stream: ControlStream | None = None
         self._transfers: Transfers | None = None
         self._seeds: dict[int, Arrived] = {}
         self._reports: deque[Report] = deque()
@@ -135,6 +115,10 @@ class LearnerDriver:
         """Starts over from published versions, at the very next boundary."""
         actions = self._handover.handle(lev.RecoverAsked(reason))
         self._post(lambda: self._act(actions))
+
+    def recover_optimizer(self, order: RecoveryOrder) -> None:
+        """Looks for another optimizer state; `order.done` hears of it on the network thread."""
+        self._post(lambda: self._recover_optimizer(order))
 
     def close(self, reason: str) -> None:
         """Ends the thread, with a goodbye if that was not said yet. May be called again."""
@@ -177,7 +161,7 @@ class LearnerDriver:
             self._plan.addresses, self._plan.open_channels, self, Backoff(random.Random()), log
         )
         self._ready.set()
-        peers = await self._plan.serve_peers() if self._plan.serve_peers is not None else None
+        self._join = replace(self._join, peer_address=await self._peers.open())
         connecting = asyncio.create_task(self._connection.run())
         ending = asyncio.create_task(self._ended.wait())
         try:
@@ -194,8 +178,7 @@ class LearnerDriver:
             if self._ended.is_set():
                 await self._say_goodbye()
             await self._connection.close()
-            if peers is not None:
-                await peers.stop(None)
+            await self._peers.close()
 
     async def _say_goodbye(self) -> None:
         """Leaves the run, if it was joined and the syncer is there."""
@@ -212,7 +195,7 @@ class LearnerDriver:
 
     def join_request(self) -> JoinRequest:
         """What to join with."""
-        return self._plan.join
+        return self._join
 
     def on_joined(self, joined: Joined) -> None:
         """A new incarnation: a new machine, no transfers; versions that are here already are kept."""
@@ -224,9 +207,10 @@ class LearnerDriver:
         newest = self._handover.start_incarnation(machine, joined.versions)
         self._seeds = {} if joined.initialized else newest or self._seeds
         self.joined = joined
+        self._peers.run_id = joined.run_id
         self._transfers = Transfers(
             self._bulk,
-            Sender(self._plan.join.participant_id, joined.incarnation, joined.policy.upload_encoding),
+            Sender(self._join.participant_id, joined.incarnation, joined.policy.upload_encoding),
             self._plan.fragmentation,
             self._plan.device,
             self._handover,
@@ -245,7 +229,7 @@ class LearnerDriver:
         assert self.joined is not None
         self._hello_progress = self._handover.take_progress()
         applied = tuple(sorted(self._handover.snapshot().applied.items()))
-        learner = self._plan.join.participant_id
+        learner = self._join.participant_id
         return ev.LearnerAttached(learner, self.joined.incarnation, applied, self._hello_progress)
 
     def on_attached(self) -> None:
@@ -283,6 +267,7 @@ class LearnerDriver:
     async def report(self, stream: ControlStream) -> None:
         """Sends what happened, in order, and a report at least every heartbeat; with news sooner, but not too often."""
         assert self.joined is not None
+        self._stream = stream
         heartbeat = self.joined.policy.deadlines.heartbeat_seconds
         while True:
             self._news.clear()
@@ -325,6 +310,11 @@ class LearnerDriver:
         if outbox.is_draining:
             self._act(self._handover.drained())
         self._news.set()
+
+    def _recover_optimizer(self, order: RecoveryOrder) -> None:
+        """Asks those whom the newest instruction to recover names, else those of the join."""
+        told = self._stream.peers if self._stream is not None else None
+        self._peers.recover(order, told or (self.joined.peers if self.joined is not None else ()))
 
     def _begin_drain(self, reason: str) -> None:
         if not self._is_attached or self._loop is None:
@@ -386,7 +376,7 @@ class LearnerDriver:
 
     def _bulk(self) -> BulkClient:
         assert self.joined is not None
-        channels, join = self._connection.channels, self._plan.join
+        channels, join = self._connection.channels, self._join
         if channels is None:
             raise UnreachableError("UNAVAILABLE", "the syncer is not connected")
         return BulkClient(

@@ -91,8 +91,8 @@ class InnerLoop:
     def run(self, params: Params, state: OptimizerState) -> Params:
         """Trains until the run has finished or this learner has left; returns the newest parameters."""
         session = self._session
-        params = session.start(params)
-        if session.schedule_step > 0:
+        params, state = session.start(params, optimizer_state=state)
+        if session.schedule_step > 0 and not session.optimizer_recovered:
             self._warm_up.begin()
         while not session.finished:
             batch = self._next_batch()
@@ -103,7 +103,8 @@ class InnerLoop:
             rate = self._workload.learning_rate(session.schedule_step) * self._warm_up.next_share()
             params, state, loss = self._step(params, state, batch, rate)
             self._pad(began, loss)
-            params = session.step_boundary(params, tokens=self._workload.batch_tokens(batch), loss=loss)
+            tokens = self._workload.batch_tokens(batch)
+            params, state = session.step_boundary(params, tokens=tokens, loss=loss, optimizer_state=state)
             if session.restart_optimizer:
                 state = self._step.fresh_state(params)
                 self._warm_up.begin()

@@ -12,6 +12,7 @@ from decoupled_diloco.core.ids import Fate
 from decoupled_diloco.runtime.ports import listen_error, parse_address
 from decoupled_diloco.runtime.telemetry import Telemetry
 from learner_service.handover import Handover
+from learner_service.optimizer_recovery import Recovered
 
 PREFIX = "decoupled_diloco_learner"
 STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -59,6 +60,24 @@ class LearnerMetrics:
         self.is_attached = telemetry.gauge("attached", "1 while the control stream to the syncer is up.")
         self.detached_seconds = telemetry.counter("detached_seconds", "Seconds without the control stream.")
         self.recoveries = telemetry.counter("recoveries", "Times that parameters were taken anew from the syncer.")
+        self.optimizer_recoveries = telemetry.labelled_counter(
+            "optimizer_recoveries",
+            "Searches for another state of the inner optimizer by where it came from: peer, snapshot, fresh (nowhere).",
+            "source",
+        )
+        self.optimizer_recovery_seconds = telemetry.gauge(
+            "optimizer_recovery_seconds", "Duration of the newest of them, waits for donors included."
+        )
+        self.optimizer_recovery_rate = telemetry.gauge(
+            "optimizer_recovery_megabytes_per_second", "Bytes of the state over that time; 0 if it is fresh."
+        )
+        self.optimizer_received_bytes = telemetry.counter(
+            "optimizer_received_bytes", "Bytes of optimizer state received from peers."
+        )
+        self.optimizer_served_bytes = telemetry.counter(
+            "optimizer_served_bytes", "Bytes of optimizer state sent to peers."
+        )
+        self.snapshots = telemetry.counter("snapshots", "Snapshots of the optimizer's state that were written.")
         self.verified_versions = telemetry.counter(
             "verified_versions", "Applied versions that were read back from the devices and compared."
         )
@@ -88,6 +107,12 @@ class LearnerMetrics:
     def observe_download(self, value_count: int, seconds: float) -> None:
         """A version arrived."""
         self._observe_transfer("down", value_count, seconds)
+
+    def observe_optimizer_recovery(self, recovered: Recovered) -> None:
+        """A search for another optimizer state has ended."""
+        self.optimizer_recoveries.labels(source=recovered.source).inc()
+        self.optimizer_recovery_seconds.set(recovered.seconds)
+        self.optimizer_recovery_rate.set(recovered.megabytes_per_second)
 
     def count_refused(self) -> None:
         """This learner refused to send a contribution that is not finite."""

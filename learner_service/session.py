@@ -1,22 +1,25 @@
 """A training loop's way into a run: library mode, and the engine of the learner service.
 
     with decoupled_diloco.learner("run.toml", params, learner_id="eu-1") as d:
-        params = d.start(params)                                  # the run's parameters
+        params, state = d.start(params, optimizer_state=state)    # the run's parameters
         while not d.finished:
             params, state, loss = step(params, state, next(batches), schedule(d.schedule_step))
-            params = d.step_boundary(params, tokens=batch_tokens, loss=loss)
+            params, state = d.step_boundary(params, tokens=batch_tokens, loss=loss, optimizer_state=state)
             if d.restart_optimizer:
                 state = optimizer.init(params)
 
 `step_boundary` never waits for the network, except while a hold lasts: the run is paused or finishes, this learner has
 to recover, or the barrier is on. Parameters may be any pytree; its floating-point arrays are exchanged, all else stays.
+
+The optimizer's state may be left out; both calls then return the parameters alone. With it, a learner that recovers
+gets the state of a peer (`optimizer_recovered`), and others get this one's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +27,7 @@ from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Fragmentation
+from decoupled_diloco.arrays.optimizer_fragments import OptimizerState
 from decoupled_diloco.arrays.tree import Params
 from decoupled_diloco.core.errors import DecoupledDilocoError
 from decoupled_diloco.core.ids import Activity
@@ -32,10 +36,14 @@ from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
-from learner_service.driver import LearnerDriver, NetworkPlan
+from decoupled_diloco.wire.peer import CopyName
+from learner_service.driver import LearnerDriver
 from learner_service.handover import Arrived, Handover, Plan
 from learner_service.losses import LossMeter, wait_on_cpu
 from learner_service.metrics import LearnerMetrics
+from learner_service.network_plan import NetworkPlan
+from learner_service.optimizer_copies import Boundary, OptimizerCopies
+from learner_service.optimizer_exchange import OptimizerExchange
 from learner_service.recoveries import FINITE_STEPS_MIN, RECOVERIES_IN_A_ROW_MAX, DivergedError, RecoveryWatch
 
 log = get_logger(__name__)
@@ -92,7 +100,8 @@ class Session:
 
     Attributes:
         restart_optimizer: true after a boundary at which the parameters were taken anew from the run, so that the
-            optimizer's state belongs to values that are gone.
+            optimizer's state belongs to values that are gone, and no other one was found.
+        optimizer_recovered: true after a boundary (or `start`) that returned the state of a peer or of a snapshot.
     """
 
     def __init__(self, params: Params, parts: SessionParts) -> None:
@@ -100,7 +109,17 @@ class Session:
         self._handover = parts.handover
         self._losses = LossMeter(parts.handover.add_loss)
         self._initial: dict[int, DeviceCopy] = parts.device.copy(params, range(len(parts.fragmentation.fragments)))
-        self._driver = LearnerDriver(parts.network, parts.handover, self._initial_values, parts.metrics, parts.clock)
+        copies = OptimizerCopies()
+        self._driver = LearnerDriver(
+            parts.network, parts.handover, copies, self._initial_values, parts.metrics, parts.clock
+        )
+        self._optimizer = OptimizerExchange(
+            parts.fragmentation,
+            copies,
+            self._driver.recover_optimizer,
+            parts.handover.wake_device,
+            parts.network.peers.serves,
+        )
         self._watch = RecoveryWatch("the training loss is not finite", FINITE_STEPS_MIN, parts.clock)
         self._params: Params | None = params
         self._is_open = False
@@ -108,6 +127,7 @@ class Session:
         self._finished = False
         self._hold: Hold | None = None
         self.restart_optimizer = False
+        self.optimizer_recovered = False
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -123,18 +143,19 @@ class Session:
         self._driver.close(f"the learner stops{'' if kind is None else f' after a {kind.__name__}'}")
         self._handover.journal.close()
 
-    def start(self, params: Params | None = None) -> Params:
-        """Waits for the run's parameters and returns them in place of `params`.
+    def start(self, params: Params | None = None, *, optimizer_state: OptimizerState | None = None) -> Any:
+        """Waits for the run's parameters and returns them in place of `params`; with a state, (parameters, state).
 
         May be left out: the first `step_boundary` does the same, and the step before it is lost.
 
         Args:
             params: what to write them into (donated); default: the parameters that the session was made with.
+            optimizer_state: fresh state for them (donated), which that of a peer is written into if the run has begun.
 
         Raises:
             LearnerStoppedError: the syncer refuses this learner.
         """
-        return self._boundary(self._params if params is None else params)
+        return self._boundary(self._params if params is None else params, optimizer_state)
 
     @property
     def params(self) -> Params:
@@ -145,13 +166,17 @@ class Session:
             raise RuntimeError("params are those to begin with; go on with what step_boundary returned")
         return self._params
 
-    def step_boundary(self, params: Params, *, tokens: int, loss: Any = None) -> Params:
+    def step_boundary(
+        self, params: Params, *, tokens: int, loss: Any = None, optimizer_state: OptimizerState | None = None
+    ) -> Any:
         """To be called after every inner step, with its parameters; returns those to go on with.
 
-        Leaves that a new version was written to are donated: use the returned parameters, never the old ones.
+        Leaves that a new version was written to are donated: use the returned parameters, never the old ones. The same
+        holds for the optimizer's state; with it, (parameters, state) is returned.
 
         Args:
             params: the parameters after the step.
+            optimizer_state: the inner optimizer's state after the step, any pytree. Give it at every boundary or never.
             tokens: tokens (or examples) of the step's batch, at least 1.
             loss: the step's mean training loss, a number or a scalar array; None: not known. What is not finite makes
                 this learner start over from published versions.
@@ -180,7 +205,7 @@ class Session:
         else:
             self._recover()
         self._handover.finish_step(tokens)
-        return self._boundary(params)
+        return self._boundary(params, optimizer_state)
 
     def drain(self, reason: str) -> None:
         """Leaves the run in good order: the next boundary makes no more steps possible. May be called by any thread."""
@@ -244,11 +269,12 @@ class Session:
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
-    def _boundary(self, params: Params) -> Params:
-        self.restart_optimizer = False
+    def _boundary(self, params: Params, state: OptimizerState | None) -> Any:
+        self.restart_optimizer = self.optimizer_recovered = False
         while True:
             plan = self._handover.plan()
             params = self._carry_out(plan, params)
+            plan = self._look_for_optimizer(plan, params, state)
             seconds = self._handover.publish(plan)
             if seconds is not None:
                 self._parts.metrics.step_seconds.observe(seconds)
@@ -257,15 +283,38 @@ class Session:
             if not self._finished:
                 self._raise_failure()
             if self._finished:
-                return params
+                return params if state is None else (params, state)
             if plan.hold is None:
-                if not self._is_started:
-                    self._is_started = True
-                    self._initial.clear()
-                self._handover.begin_step()
-                return params
+                state = self._begin_step(state)
+                return params if state is None else (params, state)
+            self._optimizer.serve(state, self._here)
             self._handover.enter(_ACTIVITY_OF_HOLD[plan.hold])
             self._handover.wait_for_news(plan)
+
+    def _begin_step(self, state: OptimizerState | None) -> OptimizerState | None:
+        """The last thing before a step; returns the optimizer's state to make it with."""
+        if not self._is_started:
+            self._is_started = True
+            self._initial.clear()
+        state, self.optimizer_recovered = self._optimizer.settle(state)
+        self.restart_optimizer = self.restart_optimizer and not self.optimizer_recovered
+        self._optimizer.serve(state, self._here)
+        self._handover.begin_step()
+        return state
+
+    def _look_for_optimizer(self, plan: Plan, params: Params, state: OptimizerState | None) -> Plan:
+        """Begins a recovery of the optimizer's state where one is due, and holds while it lasts."""
+        if self._driver.joined is None:
+            return plan
+        self._optimizer.look(params, state, self._driver.joined)
+        if plan.restart_optimizer:
+            self._optimizer.recover(state, "its parameters were taken anew", self._handover.snapshot().applied)
+        waits = plan.hold is None and self._optimizer.is_waiting
+        return replace(plan, hold=Hold.RECOVERING) if waits else plan
+
+    def _here(self) -> Boundary:
+        snapshot = self._handover.snapshot()
+        return Boundary(CopyName(self.incarnation, snapshot.progress.local_step), snapshot.applied)
 
     def _recover(self) -> None:
         if self._watch.recovering():

@@ -127,8 +127,13 @@ class OptimizerFragments:
         rest = tuple(_copied(leaves[position]) for position in self._rest)
         return PartCopy(part, None, rest)
 
+    def warm(self, state: OptimizerState) -> None:
+        """Compiles `copy` for every part, so that the first one for somebody takes no longer than the next."""
+        for part in range(self.part_count):
+            self.copy(state, part)
+
     def stage(self, state: OptimizerState, part: int, payload: Payload) -> StagedPart:
-        """Puts a part that has arrived on the devices. Not for the device thread, but for large states no other may.
+        """Puts a part that has arrived on the devices.
 
         Args:
             state: the state that it will be written into, or one placed like it.

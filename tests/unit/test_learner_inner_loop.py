@@ -25,6 +25,7 @@ class ScriptedSession:
         self.slot, self.cursor = 3, 0
         self.schedule_step = schedule_from
         self.restart_optimizer = False
+        self.optimizer_recovered = bool(script.get("recovered", False))
         self._left = step_count
         self._made = 0
         self._jumps: dict[int, int] = script.get("jumps", {})
@@ -38,17 +39,17 @@ class ScriptedSession:
     def activity(self, _: object) -> Iterator[None]:
         yield
 
-    def start(self, params: Any) -> Any:
-        return params
+    def start(self, params: Any, *, optimizer_state: Any) -> Any:
+        return params, optimizer_state
 
-    def step_boundary(self, params: Any, *, tokens: int, loss: Any) -> Any:
+    def step_boundary(self, params: Any, *, tokens: int, loss: Any, optimizer_state: Any) -> Any:
         assert tokens == 7
         self._left -= 1
         self._made += 1
         self.schedule_step += 1
         self.cursor = self._jumps.get(self._made, self.cursor + 1)
         self.restart_optimizer = self._made in self._restarts
-        return params
+        return params, optimizer_state
 
 
 class Record:
@@ -120,6 +121,12 @@ def test_a_late_joiner_warms_up_at_the_rate_of_the_runs_step() -> None:
     record = Record()
     run(record, ScriptedSession(3, schedule_from=900), ramp=2)
     assert record.rates == [500.0, 1001.0, 1002.0]
+
+
+def test_a_late_joiner_with_the_state_of_a_peer_needs_no_ramp() -> None:
+    record = Record()
+    run(record, ScriptedSession(3, schedule_from=900, recovered=True), ramp=2)
+    assert record.rates == [1000.0, 1001.0, 1002.0]
 
 
 def test_a_recovery_renews_the_optimizer_and_warms_up() -> None:
