@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,6 +104,20 @@ def test_any_number_of_fragments(tmp_path_factory: pytest.TempPathFactory, fragm
         folder.mkdir()
         save_file(random_tensors(), folder / "model.safetensors")
     started(folder, "", fragment_count)
+
+
+def test_no_more_than_a_fragment_and_a_part_of_a_tensor_is_in_memory(tmp_path: Path) -> None:
+    """16 MiB of bfloat16 rows in eight fragments: a fragment is 4 MiB of float32."""
+    schema = Schema([TensorSpec("embedding", (8192, 1024), "float32", "avg")])
+    save_file({"embedding": np.ones((8192, 1024), ml_dtypes.bfloat16)}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(str(tmp_path), "", schema)
+    fragments = fragment_schema(schema, 8).fragments
+    tracemalloc.start()
+    for fragment in fragments:
+        assert source.theta(fragment).sum() == fragment.size
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * 4 * fragments[0].size
 
 
 def test_it_says_what_it_is(tmp_path: Path, name_map: str) -> None:
