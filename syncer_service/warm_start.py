@@ -120,6 +120,29 @@ class SafetensorsSource:
         return f"{len(self._plans)} tensors of {self._location}, by {names}"
 
 
+def check_start(location: str, name_map: str) -> None:
+    """What can be said before the first learner has told the schema: the files can be opened, the map can be read.
+
+    Args:
+        location: see `SafetensorsSource`.
+        name_map: see there.
+
+    Raises:
+        WarmStartError: everything of this that is wrong.
+    """
+    problems: list[str] = []
+    try:
+        SafetensorsFolder(location)
+    except SafetensorsError as error:
+        problems.append(str(error))
+    try:
+        load_name_map(name_map)
+    except NameMapError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise WarmStartError(location, problems)
+
+
 def open_safetensors(location: str, name_map: str, schema: Schema) -> InitialSource:
     """A model to start from, checked to the last value.
 

@@ -17,7 +17,7 @@ from decoupled_diloco.arrays.fragments import fragment_schema, gather
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.safetensors_file import INDEX_FILE
 from syncer_service.export import MODEL_FILE, export_model
-from syncer_service.warm_start import SafetensorsSource, WarmStartError, open_safetensors
+from syncer_service.warm_start import SafetensorsSource, WarmStartError, check_start, open_safetensors
 
 SCHEMA = Schema(
     [
@@ -165,3 +165,13 @@ def test_a_file_or_a_map_that_is_not_there(tmp_path: Path) -> None:
     save_file(random_tensors(), tmp_path / "model.safetensors")
     with pytest.raises(WarmStartError, match="there is no name map 'gema'"):
         open_safetensors(str(tmp_path), "gema", SCHEMA)
+
+
+def test_what_is_known_before_there_is_a_schema(tmp_path: Path, name_map: str) -> None:
+    save_file(random_tensors(), tmp_path / "model.safetensors")
+    check_start(str(tmp_path), name_map)
+    with pytest.raises(WarmStartError) as caught:
+        check_start(str(tmp_path / "absent.safetensors"), "gema")
+    file, chosen = caught.value.problems
+    assert "absent.safetensors cannot be read" in file
+    assert "there is no name map 'gema'" in chosen
