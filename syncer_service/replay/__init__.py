@@ -1,0 +1,1 @@
+"""Replays of event tapes: a fresh machine gets the same events and must decide the same."""
