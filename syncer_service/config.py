@@ -13,6 +13,7 @@ from decoupled_diloco.runtime.config import Finding
 from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.runtime.process_settings import AddressText, FilePath, LogSettings, check_address
 from decoupled_diloco.runtime.tls import TlsFiles, plaintext_problem
+from syncer_service.tape import BYTES_MAX
 
 
 class SyncerSettings(LogSettings):
@@ -29,6 +30,11 @@ class SyncerSettings(LogSettings):
         description="Where the status page, /metrics and the probes are served, read only, in plain HTTP.",
     )
     state_dir: FilePath = Field(default=Path("runs/syncer/state"), description="Directory of the run's durable state.")
+    tape_bytes_max: int = Field(
+        default=512 * 1024**2,
+        ge=0,
+        description="Disk space for the event tape in state_dir, which a replay needs; 0: no tape is kept.",
+    )
     output_dir: FilePath = Field(
         default=Path("runs/syncer/output"), description="Directory of the exported model and the summary."
     )
@@ -55,6 +61,11 @@ class SyncerSettings(LogSettings):
         default=8 * 1024**3,
         ge=1024**2,
         description="Memory for contributions that are being received; more uploads are asked to retry.",
+    )
+    tape_bytes_max: int = Field(
+        default=BYTES_MAX,
+        ge=0,
+        description="Most bytes of the event tape below state_dir; the oldest files go first. 0: no tape is kept.",
     )
 
     _addresses = field_validator("listen", "admin_listen", "http_listen")(check_address)
