@@ -13,7 +13,6 @@ from decoupled_diloco.runtime.config import Finding
 from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.runtime.process_settings import AddressText, FilePath, LogSettings, check_address
 from decoupled_diloco.runtime.tls import TlsFiles, plaintext_problem
-from syncer_service.tape import BYTES_MAX
 
 
 class SyncerSettings(LogSettings):
@@ -61,11 +60,6 @@ class SyncerSettings(LogSettings):
         default=8 * 1024**3,
         ge=1024**2,
         description="Memory for contributions that are being received; more uploads are asked to retry.",
-    )
-    tape_bytes_max: int = Field(
-        default=BYTES_MAX,
-        ge=0,
-        description="Most bytes of the event tape below state_dir; the oldest files go first. 0: no tape is kept.",
     )
 
     _addresses = field_validator("listen", "admin_listen", "http_listen")(check_address)
