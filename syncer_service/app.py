@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,8 +49,10 @@ from syncer_service.servicer import SyncerServicer
 from syncer_service.serving import Executors, Serving
 from syncer_service.sessions import Sessions
 from syncer_service.shell import Shell
-from syncer_service.store.interface import Store
+from syncer_service.store.interface import Restored, Store
 from syncer_service.store.memory import MemoryStore
+from syncer_service.tape import EventTape, open_tape
+from syncer_service.tape_file import Beginning
 from syncer_service.uploads import Uploads
 from syncer_service.web import WebServer
 
@@ -180,6 +182,7 @@ async def _build(
         store=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="store")),
     )
     stack.callback(store.close)
+    after_tasks = stack.enter_context(ExitStack())
     tasks = TaskSupervisor(stop, log)
     stack.push_async_callback(tasks.close)
     restored = await asyncio.get_running_loop().run_in_executor(executors.store, store.restored)
@@ -200,8 +203,13 @@ async def _build(
     overview = Overview(serving, settings.queue_events_max)
     ending = Ending(config, settings, serving, shell, overview, stop)
     driver.connect(shell.execute)
+    began_at = clock.now()
     if restored is not None:
-        take_up(restored, serving, shell)
+        take_up(restored, serving, shell, began_at)
+    if tape is None and (kept := _tape(settings, serving, restored, began_at)) is not None:
+        driver.record(kept)
+        overview.tape = kept
+        after_tasks.callback(kept.close)
     metrics.connect(overview.figures)
     tasks.start(driver.run(), "driver")
     tasks.start(telemetry.watch_loop_lag(clock), "event-loop lag")
@@ -209,6 +217,23 @@ async def _build(
     tasks.start(overview.tell_waits(), "telling what the run waits for")
     tasks.start(overview.tell_progress(), "telling how far the run is")
     return _Parts(serving, persistence, overview, telemetry, tasks, ending, stop)
+
+
+def _tape(settings: SyncerSettings, serving: Serving, restored: Restored | None, began_at: float) -> EventTape | None:
+    """The event tape of this start; None if none is wanted."""
+    if restored is None:
+        beginning = Beginning("new", began_at)
+    else:
+        beginning = Beginning("restored", began_at, state=restored.state, newer=tuple(restored.newer))
+    return open_tape(
+        settings.state_dir,
+        serving.machine,
+        beginning,
+        epoch=serving.epoch,
+        software_version=software_version(),
+        clock=serving.clock,
+        bytes_max=settings.tape_bytes_max,
+    )
 
 
 async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, stack: AsyncExitStack) -> Addresses:

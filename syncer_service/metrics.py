@@ -19,7 +19,6 @@ from prometheus_client.registry import Collector
 from decoupled_diloco.core.ids import Fate, LearnerState, Role, RoundState, RunPhase
 from decoupled_diloco.core.status import LearnerStatus, RoundStatus, RunStatus
 from decoupled_diloco.runtime.telemetry import LabelBound, Telemetry
-from syncer_service.tape import TapeFigures
 
 PREFIX: Final = "decoupled_diloco_syncer"
 
@@ -72,6 +71,8 @@ SHELL_GAUGES: Final[Mapping[str, str]] = {
     "download_payload_bytes": "Memory of payloads that are ready to be served.",
     "downloads_active": "Downloads being served.",
     "control_streams_active": "Attach streams that are up.",
+    "tape_written_bytes": "Bytes that this process has written to the event tape.",
+    "tape_missed_events": "Events of this process that are on no tape, because the disk did not keep up.",
 }
 
 
@@ -95,7 +96,6 @@ class SyncerMetrics(Collector):
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._read: Callable[[], Figures] | None = None
-        self._read_tape: Callable[[], TapeFigures] = TapeFigures
         self._figure_names = LabelBound(FIGURES_SHOWN_MAX)
         self.round_contributors = telemetry.histogram("round_contributors", "Members of committed rounds.", _COUNTS)
         self._round_seconds: dict[str, Histogram] = {
@@ -130,10 +130,6 @@ class SyncerMetrics(Collector):
     def connect(self, read: Callable[[], Figures]) -> None:
         """Says where the figures come from; before that only the counted ones are exported."""
         self._read = read
-
-    def connect_tape(self, read: Callable[[], TapeFigures]) -> None:
-        """Says where the tape's figures come from; without that they are zero."""
-        self._read_tape = read
 
     # --- counted as it happens ---
 
@@ -186,7 +182,6 @@ class SyncerMetrics(Collector):
         yield from _population(figures)
         for name, text in SHELL_GAUGES.items():
             yield GaugeMetricFamily(f"{PREFIX}_{name}", text, figures.shell[name])
-        yield from _tape_metrics(self._read_tape())
         shown = [status for status in figures.learners if status.state is not LearnerState.LEFT]
         yield from _learner_metrics([s for s in shown if s.role is Role.LEARNER][:LEARNERS_SHOWN_MAX])
 
@@ -241,12 +236,6 @@ def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> 
     for key, value in sorted(values.items()):
         family.add_metric([key], value)
     return family
-
-
-def _tape_metrics(figures: TapeFigures) -> Iterator[Metric]:
-    yield CounterMetricFamily(f"{PREFIX}_tape_written_bytes", "Bytes of the event tape.", figures.written_bytes)
-    missed = "Events that are on no tape, because the disk did not keep up or was full."
-    yield CounterMetricFamily(f"{PREFIX}_tape_missed_events", missed, figures.missed_count)
 
 
 def _population(figures: Figures) -> Iterator[Metric]:
@@ -306,8 +295,6 @@ _COUNTED: Final = (
     "contributions_total",
     "received_bytes_total",
     "sent_bytes_total",
-    "tape_written_bytes_total",
-    "tape_missed_events_total",
 )
 _OTHERS: Final = (
     "build_info",

@@ -19,6 +19,7 @@ from decoupled_diloco.wire.admin import (
 )
 from syncer_service.metrics import Figures
 from syncer_service.serving import Serving
+from syncer_service.tape import EventTape, TapeFigures
 
 PAGE_ROUNDS: Final = 24
 """Rounds on the status page."""
@@ -47,6 +48,8 @@ class Overview:
         self._agreement = serving.agreement
         self._queue_events_max = queue_events_max
         self._started_at = serving.clock.now()
+        self.tape: EventTape | None = None
+        """What is taken down of the run, if anything is."""
 
     def run(self) -> RunMessage:
         """The run as a message."""
@@ -130,6 +133,7 @@ class Overview:
         """All that the metrics read."""
         now = self._clock.now()
         under_way = [item.status(now) for item in self._machine.rounds.in_order()]
+        tape = self.tape.figures() if self.tape is not None else TapeFigures()
         return Figures(
             run=self._machine.status(now),
             learners=tuple(self._machine.learners(now)),
@@ -143,5 +147,7 @@ class Overview:
                 "download_payload_bytes": self._serving.publications.held_bytes,
                 "downloads_active": self._serving.publications.reading_count,
                 "control_streams_active": len(self._serving.sessions),
+                "tape_written_bytes": tape.written_bytes,
+                "tape_missed_events": tape.missed_count,
             },
         )

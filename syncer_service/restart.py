@@ -49,12 +49,11 @@ def check_same_run(restored: Restored, config: RunConfig, where: str) -> None:
         log.warning("settings_changed", reason="; ".join(differences))
 
 
-def take_up(restored: Restored, serving: Serving, shell: Shell) -> None:
+def take_up(restored: Restored, serving: Serving, shell: Shell, now: float) -> None:
     """Puts a restored state into a machine that has seen no event yet, and what belongs to it into the other parts."""
-    now, state = serving.clock.now(), restored.state
     for loss in restored.losses:
         log.error("committed_state_lost", reason=loss)
-    effects = serving.machine.restore(state, restored.newer, now)
+    effects = serving.machine.restore(restored.state, restored.newer, now)
     if restored.model is not None:
         model = restored.model
         schema = Schema.from_dict(model.schema)
