@@ -155,7 +155,6 @@ class EventTape:
         self._thread = threading.Thread(target=self._write_for_ever, name="tape", daemon=True)
         self._thread.start()
 
-    @property
     def figures(self) -> TapeFigures:
         """What was written and what was missed; any thread may ask."""
         writer = self._writer

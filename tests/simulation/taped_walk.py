@@ -36,7 +36,7 @@ def walk_on_tape(seed: int, folder: Path, seconds: float = 30.0) -> Walk:
     taped(walk.world, tape, clock)
     walk.run(seconds)
     tape.close()
-    walk.figures = tape.figures  # type: ignore[attr-defined]
+    walk.figures = tape.figures()  # type: ignore[attr-defined]
     return walk
 
 

@@ -16,7 +16,6 @@ from syncer_service.metrics import (
     Figures,
     SyncerMetrics,
 )
-from syncer_service.tape import TapeFigures
 
 LEARNER = LearnerStatus(
     learner="a", incarnation=1, role=Role.LEARNER, state=LearnerState.LIVE, reason="", attached=True, local_step=7,
@@ -52,12 +51,6 @@ def test_the_list_of_names_is_what_is_exported():
     run_with_figures = lambda run: dataclasses.replace(run, evaluation={"loss": 1.0})  # noqa: E731
     found = {sample.name for sample in samples(LEARNER, change=run_with_figures)}
     assert {name for name in found if not name.endswith("_created")} == NAMES
-
-
-def test_what_the_tape_missed_is_exported():
-    found = samples(metrics_of=lambda metrics: metrics.connect_tape(lambda: TapeFigures(2048, 3, 1)))
-    assert value(found, "tape_missed_events_total") == 3
-    assert value(found, "tape_written_bytes_total") == 2048
 
 
 def test_zeros_are_there_from_the_start():
