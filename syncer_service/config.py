@@ -34,6 +34,13 @@ class SyncerSettings(LogSettings):
         ge=0,
         description="Disk space for the event tape in state_dir, which a replay needs; 0: no tape is kept.",
     )
+    base_interval_commits: int = Field(
+        default=8,
+        ge=1,
+        le=1024,
+        description="Commits of a fragment between two whole payloads on the disk; the ones in between write the "
+        "merged delta, a third of the bytes. 1 writes a whole payload at every commit.",
+    )
     output_dir: FilePath = Field(
         default=Path("runs/syncer/output"), description="Directory of the exported model and the summary."
     )

@@ -36,8 +36,10 @@ VARIABLE: Final = "DECOUPLED_DILOCO_FAILPOINTS"
 """The environment variable that arms them."""
 
 POINTS: Final[Mapping[str, str]] = {
+    "commit.in_payload_write": "The first bytes of a merge's payload are written.",
     "commit.before_payload_sync": "A merge's payload is written, but not synced to the disk.",
     "commit.after_payload_sync": "A merge's payload is on the disk; no row names it yet.",
+    "commit.in_transaction": "All rows of a commit are written; they are not committed.",
     "commit.after_transaction": "A commit is durable; the machine has not heard of it.",
     "publish": "A committed version is about to be served and announced.",
     "upload.after_header": "A contribution was admitted; none of its bytes have been read.",

@@ -92,7 +92,7 @@ def test_a_kill_leaves_the_process_no_moment():
         ("publish=explode@1", "'publish=explode@1' cannot be read"),
         ("publish=kill", "cannot be read"),
         ("publish=delay@1", "cannot be read"),
-        ("nowhere=kill@1", "there is no point 'nowhere'; there are commit.before_payload_sync"),
+        ("nowhere=kill@1", "there is no point 'nowhere'; there are commit.in_payload_write"),
     ],
 )
 def test_what_cannot_be_armed_is_said(text, complaint):
