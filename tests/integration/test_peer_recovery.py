@@ -7,9 +7,11 @@ import asyncio
 import numpy as np
 import optax
 
+from decoupled_diloco.core.ids import LearnerState
 from tests.integration.adept import Adept, training
 from tests.integration.learner_threads import Trainee, eventually, figure, start_values, train
 from tests.integration.syncers import config_of, machine_of, syncer, until
+from tests.integration.test_learner_session import state_of
 
 PEER = {"peer_listen": "127.0.0.1:0"}
 
@@ -196,3 +198,45 @@ async def test_a_loop_that_keeps_its_optimizer_to_itself_serves_nobody(tmp_path,
         a.session.drain("enough")
         await alone
     assert "does not hand over the optimizer's state" in capsys.readouterr().err
+
+
+async def test_a_joiner_that_is_overtaken_while_it_recovers_begins_with_the_newest_versions(tmp_path):
+    config = config_of()
+    async with syncer(tmp_path, config) as running:
+        address = str(running.addresses.data)
+        a, b = Adept("a"), Adept("b", seed=2)
+        async with training(address, config, a, **PEER):
+            await begun(running, a)
+            copies = a.session._optimizer._copies
+            serve, copies.serve = copies.serve, lambda *_: None
+            async with training(address, config, b, **PEER):
+                await eventually(lambda: copies.has_waiting)
+                joined_at = machine_of(running).global_step
+                await until(running, lambda: machine_of(running).global_step >= joined_at + 24)
+                assert b.begun is None
+                assert state_of(running, "b") is LearnerState.RECOVERING, "nobody waits for it"
+                published = list(machine_of(running).versions)
+                copies.serve = serve
+                await b.has_steps(3)
+                assert b.recovered
+                assert_is_of(b, a)
+                applied = b.session._handover.snapshot().applied
+                assert all(applied[p].number >= version.number for p, version in enumerate(published))
+                assert b.session.schedule_step >= joined_at + 24
+
+
+async def test_a_learner_that_drains_while_it_recovers_leaves(tmp_path):
+    config = config_of()
+    async with syncer(tmp_path, config) as running:
+        address = str(running.addresses.data)
+        a, b = Adept("a"), Adept("b", seed=2)
+        async with training(address, config, a, **PEER):
+            await begun(running, a)
+            a.session._optimizer._copies.serve = lambda *_: None
+            async with training(address, config, b, **PEER) as tasks:
+                await eventually(lambda: a.session._optimizer._copies.has_waiting)
+                b.session.drain("told to")
+                async with asyncio.timeout(10):
+                    await asyncio.gather(*tasks)
+                assert b.states == []
+                assert b.session.end_reason == "told to"
