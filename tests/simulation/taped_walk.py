@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.syncer import SyncerMachine
 from decoupled_diloco.runtime.clock import ManualClock
-from syncer_service.tape import EventTape, open_tape
+from syncer_service.tape import TapeFigures, open_tape
 from syncer_service.tape_file import Beginning, tape_files
 from tests.simulation.random_walk import Walk
-from tests.simulation.watched_world import WatchedWorld
 
 
-def taped(world: WatchedWorld, tape: EventTape, clock: ManualClock) -> None:
-    """Connects a world's machine to a tape."""
-    handle = world._handle
+@dataclass(frozen=True, slots=True)
+class TapedWalk:
+    """What is on the tape, and the machine that it was taken of, at its end."""
 
-    def handle_taped(event: ev.Event) -> None:
-        clock.advance_to(world.now)
-        tape.event(world.now, event)
-        before = len(world.effects)
-        handle(event)
-        tape.effects([effect for _, effect in world.effects[before:]])
-
-    world._handle = handle_taped  # type: ignore[method-assign]
+    machine: SyncerMachine
+    events: list[tuple[float, ev.Event]]
+    effects: list[fx.Effect]
+    figures: TapeFigures
 
 
-def walk_on_tape(seed: int, folder: Path, seconds: float = 30.0) -> Walk:
+def walk_on_tape(seed: int, folder: Path, seconds: float = 30.0) -> TapedWalk:
     """A walk of which the folder holds the tape."""
-    walk, clock = Walk(seed), ManualClock()
+    world = Walk(seed).run(seconds)
+    machine, clock = SyncerMachine(world.policy), ManualClock()
     beginning = Beginning("new", 0.0)
-    machine = walk.world.syncer
     tape = open_tape(folder, machine, beginning, epoch=3, software_version="1.2", clock=clock)
     assert tape is not None
-    taped(walk.world, tape, clock)
-    walk.run(seconds)
+    effects: list[fx.Effect] = []
+    for now, event in world.tape:
+        tape.event(now, event)
+        given = machine.handle(event, now)
+        tape.effects(given)
+        effects += given
     tape.close()
-    walk.figures = tape.figures()  # type: ignore[attr-defined]
-    return walk
+    return TapedWalk(machine, world.tape, effects, tape.figures())
 
 
 def files_of(folder: Path) -> list[Path]:

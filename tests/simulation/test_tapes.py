@@ -39,10 +39,10 @@ def test_a_walk_replays_bit_for_bit(seed: int, tmp_path: Path) -> None:
     tape, events = TapeFile(path), []
     result = replay(tape, watch=lambda record, effects: events.append((record.at, record.event)))
     assert result.difference is None
-    assert events == walk.world.tape
+    assert events == walk.events
     assert (tape.is_whole, tape.ended) == (True, "the syncer stopped")
-    assert result.effect_count == len(walk.world.effects)
-    assert result.machine.run_state() == walk.world.syncer.run_state()
+    assert result.effect_count == len(walk.effects)
+    assert result.machine.run_state() == walk.machine.run_state()
     assert (walk.figures.missed_count, walk.figures.written_bytes) == (0, path.stat().st_size)
 
 
@@ -52,8 +52,8 @@ def test_a_file_of_many_gzip_members_reads_as_one(tmp_path: Path, monkeypatch: p
     walk = walk_on_tape(45, tmp_path)
     (path,) = files_of(tmp_path)
     assert path.read_bytes().count(b"\x1f\x8b\x08") > 10
-    assert [(record.at, record.event) for record in TapeFile(path)] == walk.world.tape
-    assert gzip.decompress(path.read_bytes()).count(b"\n") == len(walk.world.tape) + 2
+    assert [(record.at, record.event) for record in TapeFile(path)] == walk.events
+    assert gzip.decompress(path.read_bytes()).count(b"\n") == len(walk.events) + 2
 
 
 def restarted(walk: Walk, cut: RunState, newer: tuple[fx.CommitRound, ...], folder: Path) -> None:
