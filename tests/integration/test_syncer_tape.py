@@ -17,7 +17,7 @@ from tests.integration.protocol_learner import ProtocolLearner, Script
 from tests.integration.syncers import config_of, fetch, machine_of, syncer
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT_RUN = ("--set", "fragments.interval_steps=8", "--set", "fragments.count=4", "--set", "run.total_steps=24")
+SHORT_RUN = ("--set", "fragments.interval_steps=8", "--set", "fragments.count=4", "--set", "run.total_steps=120")
 FREE_PORTS = ("--admin-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 
 
