@@ -116,12 +116,21 @@ class DurableStore(HeldVersions):
     # --- opening ---
 
     def _restore(self) -> Restored | None:
+        try:
+            return self._read_all()
+        except rows.RowError as error:
+            raise StateError(f"the ledger {self._ledger.path} is damaged: {error}; {REMEDY}") from error
+
+    def _read_all(self) -> Restored | None:
         position = recovery.find_position(self._ledger, self._policy)
         if position is None:
             self._tidy()
             return None
+        connection = self._ledger.connection
+        model, values = rows.read_model(connection), rows.read_config_values(connection)
         fragments = range(len(position.state.versions))
         found = [recovery.find_fragment(self._ledger, self.state_dir, fragment) for fragment in fragments]
+        position.check(found)
         unknown = recovery.forgotten_records(self._ledger, self.state_dir, found)
         state, newer = position.state, position.newer
         losses: tuple[str, ...] = ()
@@ -134,9 +143,7 @@ class DurableStore(HeldVersions):
         self.hold(commits)
         self._tidy()
         stopped = None if position.written_at is None else max(0.0, time.time() - position.written_at)
-        connection = self._ledger.connection
-        values = rows.read_config_values(connection)
-        return Restored(state, newer, self.newest(), rows.read_model(connection), losses, values, stopped)
+        return Restored(state, newer, self.newest(), model, losses, values, stopped)
 
     def _fall_back(
         self, intact: Sequence[FragmentCommit], state: RunState, lost_rounds: Sequence[int], losses: Sequence[str]

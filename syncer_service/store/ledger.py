@@ -50,6 +50,7 @@ class Ledger:
         self._accounts: dict[str, tuple[object, ...]] = {}
         self._slot_cursors: dict[int, int] = {}
         self.connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self.connection.text_factory = rows.lenient_text
         try:
             self._check_and_migrate()
             self.epoch = self._begin_epoch()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Final
 
 from decoupled_diloco.core import restoring
 from decoupled_diloco.core.effects import CommitRound
@@ -23,6 +24,9 @@ from syncer_service.store.ledger import REMEDY, Ledger
 from syncer_service.store.lock import StateError
 from syncer_service.store.payloads import SEGMENTS_KEPT, StoredVersion, replay, segment_names
 from syncer_service.store.records import DamageError, RecordHeader
+
+LOST_REASON: Final = "committed versions were lost with the syncer's disk"
+"""Why every learner has to join again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +163,38 @@ class Position:
     newer: tuple[CommitRound, ...]
     written_at: float | None
 
+    def check(self, found: Sequence[FragmentFound]) -> None:
+        """Compares the newest versions that the ledger has rows of with those that its state and rounds lead to.
+
+        Raises:
+            RowError: They differ.
+        """
+        versions = list(self.state.versions)
+        for commit in self.newer:
+            versions[commit.fragment] = commit.version
+        for version, item in zip(versions, found, strict=True):
+            newest = (item.lost or (item.stored,))[-1]
+            if newest.version != version:
+                raise rows.RowError(
+                    f"version {newest.version} of fragment {newest.fragment} is the newest that was written down, "
+                    f"the run's state says {version}"
+                )
+
 
 def find_position(ledger: Ledger, policy: Policy) -> Position | None:
     """Reads the state and the rounds after it; None: no run.
 
     Raises:
-        StateError: It is damaged.
+        RowError: They are not what was written.
     """
-    try:
-        found = rows.read_state(ledger.connection)
-        first = tuple(rows.read_versions(ledger.connection, "origin = 'initial'"))
-        if found is None and not first and rows.read_model(ledger.connection) is None:
-            return None
-        state, written_at = found or (SyncerMachine(policy).run_state(), None)
-        if not state.versions and first:
-            state = _with_first_versions(state, first)
-        return Position(state, tuple(_newer(ledger, state)), written_at)
-    except rows.RowError as error:
-        raise StateError(f"the ledger {ledger.path} is damaged: {error}; {REMEDY}") from error
+    found = rows.read_state(ledger.connection)
+    first = tuple(rows.read_versions(ledger.connection, "origin = 'initial'"))
+    if found is None and not first and rows.read_model(ledger.connection) is None:
+        return None
+    state, written_at = found or (SyncerMachine(policy).run_state(), None)
+    if not state.versions and first:
+        state = _with_first_versions(state, first)
+    return Position(state, tuple(_newer(ledger, state)), written_at)
 
 
 def _with_first_versions(state: RunState, first: Sequence[StoredVersion]) -> RunState:
@@ -211,19 +229,26 @@ def new_timeline(
         unknown: Records of rounds that the ledger does not know, if it has lost them.
         policy: The run's policy.
     """
-    lost = {commit.round for commit in lost_commits}
-    unbooked = {commit.round for commit in position.newer}
     machine = SyncerMachine(policy)
-    machine.restore(position.state, [c for c in position.newer if c.round not in lost], 0.0)
-    newest = machine.run_state()
-    newest = replace(
-        newest,
-        newest_opened=max([newest.newest_opened, *lost, *(header.round for header in unknown)]),
-        timeline=max([newest.timeline, *(header.version.timeline for header in unknown)]),
-    )
+    machine.restore(position.state, position.newer, 0.0)
+    booked = machine.run_state()  # what is lost can only be taken out of books that hold it
     intact = tuple((item.stored.version, item.stored.global_step) for item in found)
-    cut = restoring.without(newest, [c for c in lost_commits if c.round not in unbooked], intact)
-    return restoring.in_new_timeline(cut, newest, policy, "committed versions were lost with the syncer's disk")
+    newest = _with_unknown(booked, unknown)
+    return restoring.in_new_timeline(restoring.without(booked, lost_commits, intact), newest, policy, LOST_REASON)
+
+
+def _with_unknown(state: RunState, unknown: Sequence[RecordHeader]) -> RunState:
+    """A state that also knows which numbers were used in rounds that the ledger has forgotten."""
+    versions = list(state.versions)
+    for header in unknown:
+        name = versions[header.fragment]
+        versions[header.fragment] = replace(name, number=max(name.number, header.version.number))
+    return replace(
+        state,
+        versions=tuple(versions),
+        newest_opened=max([state.newest_opened, *(header.round for header in unknown)]),
+        timeline=max([state.timeline, *(header.version.timeline for header in unknown)]),
+    )
 
 
 def loss_sentences(

@@ -20,6 +20,11 @@ from syncer_service.store.payloads import Placement, StoredVersion
 MERGED: Final = "merged"
 ABSENT: Final = "absent"
 
+_VERSION_COLUMNS: Final = (
+    "fragment, timeline, number, digest, parent_timeline, parent_number, parent_digest, global_step, round, origin,"
+    " segment, record_offset, record_bytes"
+)
+
 
 class RowError(Exception):
     """A row of the ledger is not what was written."""
@@ -102,19 +107,23 @@ class LedgerRound:
         """
         if self.version is None or self.live_count is None:
             raise RowError(f"round {self.round} of the ledger was {self.outcome}; it committed nothing")
-        commit = CommitRound(
-            round=self.round,
-            fragment=self.fragment,
-            version=self.version,
-            global_step=self.global_step,
-            contributions=tuple(_to_merged(c) for c in self.contributions if c.is_merged),
-            absentees=tuple(_to_absentee(c) for c in self.contributions if not c.is_merged),
-            live_count=self.live_count,
-            final=self.is_final,
-            reason=self.reason,
-        )
+        damage = RowError(f"the ledger's row of round {self.round} has another digest than was written")
+        try:
+            commit = CommitRound(
+                round=self.round,
+                fragment=self.fragment,
+                version=self.version,
+                global_step=self.global_step,
+                contributions=tuple(_to_merged(c) for c in self.contributions if c.is_merged),
+                absentees=tuple(_to_absentee(c) for c in self.contributions if not c.is_merged),
+                live_count=self.live_count,
+                final=self.is_final,
+                reason=self.reason,
+            )
+        except ValueError as error:
+            raise damage from error
         if digest_of(commit) != self.row_digest:
-            raise RowError(f"the ledger's row of round {self.round} has another digest than was written")
+            raise damage
         return commit
 
 
@@ -140,6 +149,11 @@ def digest_of(value: Any) -> str:
 def text_digest(text: str) -> str:
     """xxh3-128 of a text."""
     return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+
+def lenient_text(raw: bytes) -> str:
+    """How texts are read: bytes that are no UTF-8 are damage for a digest to find, not for SQLite to stop at."""
+    return raw.decode(errors="replace")
 
 
 # --- writing: inside a transaction of the caller ---
@@ -194,27 +208,26 @@ def _contribution_rows(row: CommitRound | CloseRound) -> Iterator[tuple[object, 
 
 def put_version(connection: sqlite3.Connection, stored: StoredVersion) -> None:
     """Writes a version with its place."""
-    version, parent, place = stored.version, stored.parent, stored.placement
-    connection.execute(
-        "INSERT INTO versions (fragment, timeline, number, digest, parent_timeline, parent_number, parent_digest,"
-        " global_step, round, origin, segment, record_offset, record_bytes)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            stored.fragment,
-            version.timeline,
-            version.number,
-            version.digest,
-            parent.timeline if parent else None,
-            parent.number if parent else None,
-            parent.digest if parent else None,
-            stored.global_step,
-            stored.round,
-            stored.origin,
-            place.segment,
-            place.offset,
-            place.byte_count,
-        ),
+    parent = stored.parent
+    values = (
+        stored.fragment,
+        *_name(stored.version),
+        *(_name(parent) if parent else (None, None, None)),
+        stored.global_step,
+        stored.round,
+        stored.origin,
+        stored.placement.segment,
+        stored.placement.offset,
+        stored.placement.byte_count,
     )
+    connection.execute(
+        f"INSERT INTO versions ({_VERSION_COLUMNS}, row_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*values, digest_of(values)),
+    )
+
+
+def _name(version: Version) -> tuple[int, int, str]:
+    return version.timeline, version.number, version.digest
 
 
 # --- reading ---
@@ -269,18 +282,19 @@ def read_contributions(
 def read_versions(
     connection: sqlite3.Connection, where: str = "1", values: tuple[object, ...] = ()
 ) -> Iterator[StoredVersion]:
-    """Versions in the order of their commits."""
-    query = (
-        "SELECT fragment, timeline, number, digest, parent_timeline, parent_number, parent_digest, global_step, round,"
-        f" origin, segment, record_offset, record_bytes FROM versions WHERE {where} ORDER BY sequence"
-    )
-    for row in connection.execute(query, values):
-        fragment, timeline, number, digest, old_timeline, old_number, old_digest, step, round_number, origin, *place = (
-            row
-        )
-        parent = None if old_timeline is None else Version(old_timeline, old_number, old_digest)
-        version = Version(timeline, number, digest)
-        yield StoredVersion(fragment, version, parent, step, round_number, origin, Placement(*place))
+    """Versions in the order of their commits.
+
+    Raises:
+        RowError: A row is not what was written.
+    """
+    query = f"SELECT sequence, row_digest, {_VERSION_COLUMNS} FROM versions WHERE {where} ORDER BY sequence"
+    for sequence, row_digest, *row in connection.execute(query, values):
+        if digest_of(row) != row_digest:
+            raise RowError(f"row {sequence} of the ledger's versions has another digest than was written")
+        fragment, timeline, number, digest, *before, step, round_number, origin, segment, offset, byte_count = row
+        parent = None if before[0] is None else Version(*before)
+        place = Placement(segment, offset, byte_count)
+        yield StoredVersion(fragment, Version(timeline, number, digest), parent, step, round_number, origin, place)
 
 
 def read_state(connection: sqlite3.Connection) -> tuple[RunState, float] | None:

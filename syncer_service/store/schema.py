@@ -64,6 +64,7 @@ CREATE TABLE versions (
     segment TEXT NOT NULL,           -- file in the fragment's folder
     record_offset INTEGER NOT NULL,
     record_bytes INTEGER NOT NULL,
+    row_digest TEXT NOT NULL,        -- xxh3-128 of the columns from fragment to record_bytes
     UNIQUE (fragment, timeline, number)
 );
 

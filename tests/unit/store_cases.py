@@ -9,7 +9,7 @@ from decoupled_diloco.arrays.outer import FragmentState, outer_step
 from decoupled_diloco.core.effects import Absentee, CommitRound, MergedContribution
 from decoupled_diloco.core.ids import Fate, Role, RunPhase, Version
 from decoupled_diloco.core.policy import Policy
-from decoupled_diloco.core.restoring import run_state
+from decoupled_diloco.core.restoring import in_new_timeline, run_state
 from decoupled_diloco.core.run_state import LearnerAccount, OpenRound, RunState
 from decoupled_diloco.core.syncer import SyncerMachine
 from syncer_service.store.durable import DurableStore
@@ -112,6 +112,24 @@ class TestRun:
         for _ in range(count):
             self.commit()
         return self
+
+    def roll_back(self, states):
+        """Goes on from older values, in a new timeline."""
+        cut = replace(
+            self.state,
+            versions=tuple(
+                replace(v, digest=vector_digest(states[f].theta)) for f, v in enumerate(self.state.versions)
+            ),
+        )
+        self.state = in_new_timeline(cut, self.state, POLICY, "an operator rolled the run back")
+        return self.store.roll_back(states, self.state)
+
+    def booked(self, restored):
+        """The state that a machine has once it has taken up what a store held."""
+        machine = SyncerMachine(POLICY)
+        machine.restore(restored.state, restored.newer, 0.0)
+        self.state = machine.run_state()
+        return self.state
 
     def close(self):
         self.store.close()
