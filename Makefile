@@ -51,6 +51,15 @@ demo: $(VENV)/.stamp ## a run with faults on this machine: make demo LEARNERS=3 
 	@$(BIN)/python -m demo $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(QUORUM),--quorum $(QUORUM))
 
+.PHONY: chaos chaos-long
+chaos: $(VENV)/.stamp ## faults on purpose: make chaos SEED=1 MINUTES=3 FAULTS=kill-learner,kill-syncer
+	@$(BIN)/python -m chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(FAULTS),--faults $(FAULTS))
+
+chaos-long: $(VENV)/.stamp ## five seeds of it, one after the other
+	@$(BIN)/python -m chaos --seeds 5 $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(FAULTS),--faults $(FAULTS))
+
 .PHONY: up down
 up: ## syncer, three learners, evaluator, Prometheus and Grafana in containers
 	docker compose --file deploy/compose/compose.yaml up --build --detach --wait

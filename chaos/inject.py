@@ -45,7 +45,6 @@ class Injector:
         processes: what it is done to.
         links: every participant's way to the syncer, and its peers' way to it.
         disk: what the syncer's state lies on.
-        lose_disk: takes the syncer's disk away and starts it elsewhere; returns what is to be said of it.
         say: tells people what is done.
     """
 
@@ -53,7 +52,6 @@ class Injector:
     processes: Processes
     links: Mapping[str, tuple[Link, ...]]
     disk: Disk
-    lose_disk: Callable[[float], str]
     say: Callable[[str], None]
     done: list[Done] = field(default_factory=list)
     _conditions: dict[str, dict[int, Conditions]] = field(default_factory=dict)
@@ -117,9 +115,6 @@ class Injector:
             case "disk-full":
                 self.disk.fill()
                 self._began(done, self.disk.empty)
-            case "disk-lost":
-                done.note = self.lose_disk(fault.seconds)
-                self._began(done, lambda: None)
             case "wrong-clock":
                 self.processes.programs[victim].clock_off_seconds = float(fault.choice)
                 self._kill(done)

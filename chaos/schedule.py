@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from decoupled_diloco.runtime import failpoints
+
 SYNCER: Final = "syncer"
 """The victim that is no learner."""
 
@@ -34,20 +36,11 @@ class Kind:
     choices: tuple[str, ...] = ()
 
 
-LEARNER_POINTS: Final = (
-    "contribution.before_send",
-    "download.after_fetch",
-    "recovery.after_fragment",
-    "join.after_answer",
+LEARNER_POINTS: Final = tuple(
+    p for p in failpoints.POINTS if p.startswith(("join.", "contribution.", "download.", "recovery."))
 )
-SYNCER_POINTS: Final = (
-    "commit.before_payload_sync",
-    "commit.after_payload_sync",
-    "commit.after_transaction",
-    "publish",
-    "upload.after_header",
-    "upload.before_answer",
-)
+SYNCER_POINTS: Final = tuple(p for p in failpoints.POINTS if p not in LEARNER_POINTS)
+"""Failpoints at which processes are killed."""
 
 KINDS: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -78,7 +71,6 @@ KINDS: Final[dict[str, Kind]] = {
         Kind("nan", "a participant contributes NaN", "rogue", (5.0, 8.0), 0.7, 1),
         Kind("huge", "a participant contributes 1e38", "rogue", (5.0, 8.0), 0.7, 1),
         Kind("disk-full", "the syncer's disk takes nothing", "syncer", (1.0, 5.0), 0.7, 1),
-        Kind("disk-lost", "the syncer's disk is gone; it starts elsewhere from the mirror", "syncer", (0.2, 1.0), 0.4),
         Kind(
             "wrong-clock",
             "one host's wall clock is off (by seconds)",

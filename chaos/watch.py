@@ -106,7 +106,7 @@ class Recovery:
     """How a run took one fault; seconds, None where there is nothing to say.
 
     Attributes:
-        detect: from the fault until the syncer no longer counted on its victim (a learner).
+        detect: from the fault until the syncer no longer counted on its victim (a learner), if it was not over before.
         next_commit: from the fault until the next round was committed.
         back: from the end of the fault (the new start, the healing) until a contribution of the victim was merged
             again; of a syncer: until the next round was committed.
@@ -138,7 +138,8 @@ def recovery(samples: Iterable[Sample], victim: str, began: float, ended: float 
         if ended is not None and victim not in (listed[-1].learners if listed else {}):
             back = next((s.t - ended for s in at_end if s.committed_count > committed_before), None)
         return Recovery(None, next_commit, back)
-    detect = next((s.t - began for s in after if _is_away(s, victim, known.incarnation)), None)
+    while_it_lasts = [s for s in after if ended is None or s.t <= ended + LOOK_SECONDS]
+    detect = next((s.t - began for s in while_it_lasts if _is_away(s, victim, known.incarnation)), None)
     back = None
     if ended is not None and at_end:
         baseline = [s for s in listed if s.t <= ended and victim in s.learners][-1].learners[victim]

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from chaos.schedule import CALM_SECONDS, KINDS, LEARNER_POINTS, SYNCER, SYNCER_POINTS, draw
-from decoupled_diloco.runtime import failpoints
+from tests.tidy.source_tree import ROOT, python_files
 
 LEARNERS = ("alpha", "beta", "gamma")
 
@@ -39,5 +39,8 @@ def test_only_the_kinds_that_were_asked_for_on_their_own_victims():
     assert all(fault.victim in LEARNERS for fault in faults if fault.kind == "partition")
 
 
-def test_the_points_that_processes_are_killed_at_exist_and_none_is_left_out():
-    assert set(LEARNER_POINTS) | set(SYNCER_POINTS) == set(failpoints.POINTS)
+def test_each_failpoint_is_one_of_the_process_that_comes_to_it():
+    """The syncer's points are in its service, all others in the learner's."""
+    for points, package in ((SYNCER_POINTS, "syncer_service"), (LEARNER_POINTS, "learner_service")):
+        text = "".join((ROOT / path).read_text() for path in python_files(package))
+        assert [point for point in points if f'failpoints.hit("{point}")' not in text] == []

@@ -27,9 +27,10 @@ def test_a_killed_learner_is_missed_and_comes_back():
     assert recovery(KILLED, "alpha", 2.5, 4.5) == Recovery(detect=0.5, next_commit=1.5, back=2.5)
 
 
-def test_a_learner_that_is_replaced_at_once_is_noticed_by_its_new_incarnation():
+def test_a_learner_that_is_replaced_before_anybody_noticed_was_not_detected():
     quick = [KILLED[0], KILLED[1], *KILLED[4:]]
-    assert recovery(quick, "alpha", 2.5, 2.7).detect == 2.5
+    assert recovery(quick, "alpha", 2.5, 2.7).detect is None
+    assert recovery(quick, "alpha", 2.5, 4.9).detect == 2.5  # by its new incarnation
 
 
 def test_what_never_ended_has_no_way_back():
