@@ -68,8 +68,8 @@ class DurableStore(HeldVersions):
         base_interval: Commits of a fragment in one segment, from 1 (a whole payload per commit).
 
     Raises:
-        StateError: The directory is in use, damaged beyond repair, of a newer release, or of another run.
-        StorageError: It cannot be written now.
+        StateError: The directory is in use, damaged beyond repair, of a newer release, cannot be written, or holds a
+            run with another number of fragments.
     """
 
     def __init__(self, state_dir: Path, policy: Policy, base_interval: int = BASE_INTERVAL_COMMITS) -> None:
@@ -80,14 +80,17 @@ class DurableStore(HeldVersions):
         self._files: dict[int, FragmentFiles] = {}
         self._disk = Lock()
         self._is_closed = False
-        with contextlib.ExitStack() as stack, self._storage(LEDGER_BYTES):
-            make_folder(state_dir)
-            self._lock_file = DirectoryLock(state_dir)
-            stack.callback(self._lock_file.release)
-            self._ledger = self._open_ledger()
-            stack.callback(self._ledger.close)
-            self._restored = self._restore()
-            stack.pop_all()
+        try:
+            with contextlib.ExitStack() as stack, self._storage(LEDGER_BYTES):
+                make_folder(state_dir)
+                self._lock_file = DirectoryLock(state_dir)
+                stack.callback(self._lock_file.release)
+                self._ledger = self._open_ledger()
+                stack.callback(self._ledger.close)
+                self._restored = self._restore()
+                stack.pop_all()
+        except StorageError as error:
+            raise StateError(str(error)) from error
 
     def _open_ledger(self) -> Ledger:
         path = self.state_dir / LEDGER_NAME

@@ -268,7 +268,7 @@ def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path, monkeypatc
     step = "CREATE TABLE more (a INTEGER);\nCREATE TABLE run (a INTEGER);\n"
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
     monkeypatch.setattr(ledger, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    with pytest.raises(StorageError, match="table run already exists"):
+    with pytest.raises(StateError, match="table run already exists"):
         TestRun(tmp_path).open()
     assert contents(tmp_path) == before
 

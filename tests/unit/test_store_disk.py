@@ -1,0 +1,233 @@
+"""A disk that is full or fails: it is said, what was durable still is, and work goes on when there is room again."""
+
+import errno
+import os
+import re
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from decoupled_diloco.runtime import failpoints
+from syncer_service.store.interface import StorageError
+from syncer_service.store.lock import StateError
+from syncer_service.store.reader import open_ledger
+from tests.unit.store_cases import TestRun, assert_same_commits, booked
+
+ROOM_BYTES = 1 << 20
+
+
+class SmallDisk:
+    """A file system of its own with room for so many bytes."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.filler = folder / "filler"
+
+    def fill(self, left_bytes=0):
+        """Leaves so much room."""
+        status = os.statvfs(self.folder)
+        with self.filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - left_bytes))
+
+    def free(self):
+        self.filler.unlink()
+
+
+class DiskByFailpoint:
+    """Where no file system can be mounted: a failpoint that says what a full disk would."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.filler = folder / "full"
+
+    def fill(self, left_bytes=0):
+        self.filler.touch()
+        point = "commit.before_payload_sync" if left_bytes < 8192 else "commit.in_transaction"
+        failpoints.arm(f"{point}=enospc@{self.filler}")
+
+    def free(self):
+        self.filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "none", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        yield DiskByFailpoint(folder)
+        failpoints.arm("")
+        return
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    failpoints.arm("")
+
+
+@pytest.mark.parametrize("left_bytes", [0, 4096, 8192, 12288, 16384, 32768])
+@pytest.mark.parametrize("base_interval", [1, 4])
+def test_a_full_disk_stops_commits_until_there_is_room(disk, base_interval, left_bytes):
+    run = TestRun(disk.folder / "state", base_interval).begin().commits(5)
+    before = run.store.newest()
+    rounds = len(run.rows)
+    disk.fill(left_bytes)
+    failures = []
+    for _ in range(40):  # what is left of the room may take some rounds
+        commit, delta, row, state = run.next_round()
+        try:
+            run.store.commit_round(commit, delta, row, state)
+        except StorageError as error:
+            failures.append(str(error))
+        else:
+            assert not failures
+            run.rows.append(row)
+            run.state = booked(state, row)
+            before = run.store.newest()
+            rounds += 1
+    assert len(failures) > 3
+    path = re.escape(str(run.path))
+    assert re.fullmatch(rf"cannot write to {path}: .*; \d+ bytes are free, \d+ are needed", failures[0])
+    assert re.search("No space left on device|database or disk is full", failures[0])
+    assert_same_commits(before, run.store.newest())
+    disk.free()
+    run.store.probe()
+    run.commits(4)
+    after = run.store.newest()
+    run.close()
+    restored = run.open().restored()
+    assert restored.losses == ()
+    assert_same_commits(after, restored.fragments)
+    with open_ledger(run.path) as ledger:
+        assert [row.round for row in ledger.rounds()] == list(range(1, rounds + 5))
+    run.close()
+
+
+def test_a_full_disk_is_seen_by_the_probe_and_leaves_nothing(disk):
+    run = TestRun(disk.folder / "state").begin().commits(2)
+    run.store.probe()
+    if isinstance(disk, SmallDisk):
+        disk.fill()
+        with pytest.raises(StorageError, match="No space left on device"):
+            run.store.probe()
+        disk.free()
+        run.store.probe()
+    assert not (run.path / "probe").exists()
+    run.close()
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["commit.in_payload_write", "commit.before_payload_sync", "commit.after_payload_sync", "commit.in_transaction"],
+)
+@pytest.mark.parametrize("base_interval", [1, 3])
+def test_a_commit_that_fails_anywhere_can_be_made_again(tmp_path, point, base_interval):
+    run = TestRun(tmp_path / "failing", base_interval).begin().commits(4)
+    before = run.store.newest()
+    for _ in range(3):
+        failpoints.arm(f"{point}=enospc@1")
+        with pytest.raises(StorageError, match="No space left on device"):
+            run.commit()
+        assert_same_commits(before, run.store.newest())
+        failpoints.arm("")
+        run.commit()
+        before = run.store.newest()
+    run.commits(3)
+    twin = TestRun(tmp_path / "twin", base_interval).begin().commits(10)
+    assert_same_commits(twin.store.newest(), run.store.newest())
+    run.close()
+    assert_same_commits(twin.store.newest(), run.open().restored().fragments)
+    run.close()
+    twin.close()
+
+
+@pytest.mark.parametrize("base_interval", [1, 3])
+def test_a_crash_after_a_failure_leaves_what_was_committed(tmp_path, base_interval):
+    run = TestRun(tmp_path, base_interval).begin().commits(4)
+    before = run.store.newest()
+    failpoints.arm("commit.before_payload_sync=enospc@1")
+    with pytest.raises(StorageError):
+        run.commit()
+    run.close()
+    restored = run.open().restored()
+    assert restored.losses == ()
+    assert_same_commits(before, restored.fragments)
+    run.close()
+
+
+def test_a_file_whose_sync_failed_is_never_written_to_again(tmp_path, monkeypatch):
+    run = TestRun(tmp_path, base_interval=8).begin().commits(4)
+    before = run.store.newest()
+    size = sizes(tmp_path)
+    sync = os.fsync
+
+    def fail(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("syncer_service.store.payloads.os.fsync", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        run.commit()
+    monkeypatch.setattr("syncer_service.store.payloads.os.fsync", sync)
+    assert_same_commits(before, run.store.newest())
+    run.commit()
+    assert sorted(set(sizes(tmp_path)) - set(size)) == ["0000/1.4.1.seg"]
+    after = run.store.newest()
+    run.close()
+    assert_same_commits(after, run.open().restored().fragments)
+    run.close()
+
+
+def sizes(folder):
+    fragments = Path(folder) / "fragments"
+    return {str(path.relative_to(fragments)): path.stat().st_size for path in fragments.rglob("*.seg")}
+
+
+def test_a_transaction_of_which_it_is_not_known_whether_it_is_durable_keeps_its_payload(tmp_path, monkeypatch):
+    """Its rows may be found committed after a crash; then they need the record."""
+    run = TestRun(tmp_path, base_interval=8).begin().commits(4)
+    before = sizes(tmp_path)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("syncer_service.store.ledger.Ledger.put_state", fail)
+        with pytest.raises(StorageError, match="disk I/O error"):
+            run.commit()
+    assert sizes(tmp_path)["0000/1.1.1.seg"] > before["0000/1.1.1.seg"]
+    run.commits(2)
+    after = run.store.newest()
+    run.close()
+    restored = run.open().restored()
+    assert restored.losses == ()
+    assert_same_commits(after, restored.fragments)
+    run.close()
+
+
+def test_a_segment_that_somebody_removed_or_changed_is_not_appended_to(tmp_path):
+    run = TestRun(tmp_path, base_interval=8).begin().commits(4)
+    folder = tmp_path / "fragments"
+    (folder / "0000" / "1.1.1.seg").unlink()
+    with (folder / "0001" / "1.1.1.seg").open("ab") as file:
+        file.write(b"something")
+    run.commits(2)
+    assert {"0000/1.4.1.seg", "0001/1.4.1.seg"} <= set(sizes(tmp_path))
+    after = run.store.newest()
+    run.close()
+    assert_same_commits(after, run.open().restored().fragments)
+    run.close()
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StateError, match="cannot write to .*/file/state: Not a directory"):
+        TestRun(tmp_path / "file" / "state").open()
