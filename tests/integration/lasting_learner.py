@@ -34,7 +34,10 @@ class LastingLearner(ProtocolLearner):
             stepping = asyncio.create_task(self._step_for_ever())
             try:
                 while not self.finished:
-                    await self._stay_attached(stepping)
+                    try:
+                        await self._stay_attached(stepping)
+                    except (grpc.RpcError, asyncio.InvalidStateError):  # the stream broke before its first word
+                        await asyncio.sleep(RETRY_SECONDS)
             finally:
                 for task in [stepping, *self._work]:
                     task.cancel()

@@ -14,6 +14,7 @@ from decoupled_diloco.core.ids import Role, RunPhase
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire import codec, control
 from syncer_service.sessions import SESSION_MESSAGES_MAX
+from syncer_service.store.reader import open_ledger
 from tests.integration.protocol_link import TINY_SCHEMA, Link, compute, refusal_of
 from tests.integration.syncers import DEADLINES, config_of, machine_of, syncer, until
 from tests.integration.test_syncer_uploads import attached
@@ -43,7 +44,8 @@ async def test_the_answer_to_a_join_holds_all_that_a_learner_must_know(tmp_path)
         assert (policy.total_steps, policy.upload_encoding, policy.fragment_count) == (96, "bf16", 4)
         again = await one.join()
         assert (again.incarnation, again.slot) == (3, 0)
-        account = next(account for account in running.serving.store.state.learners if account.learner == "a")
+        with open_ledger(tmp_path / "state") as ledger:  # durable before it was answered
+            account = next(account for account in ledger.state().learners if account.learner == "a")
         assert (account.incarnation, account.role, account.slot) == (3, Role.LEARNER, 0)
         await one.close()
         await two.close()

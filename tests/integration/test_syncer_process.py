@@ -23,7 +23,8 @@ FREE_PORTS = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--htt
 
 
 def start(folder, *arguments):
-    command = [sys.executable, "-m", "syncer_service", *arguments, "--output-dir", str(folder), "--log-format", "json"]
+    command = [sys.executable, "-m", "syncer_service", "--log-format", "json", "--output-dir", str(folder)]
+    command += ["--state-dir", f"{folder}-state", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
