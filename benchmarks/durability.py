@@ -32,7 +32,7 @@ from decoupled_diloco.core.syncer import SyncerMachine
 from syncer_service.store.durable import DurableStore
 from syncer_service.store.interface import FragmentCommit, MergedDelta
 
-INTERVALS = (1, 4, 16, 64)
+INTERVALS = (1, 4, 8, 16, 64)
 OPENINGS = 3
 POLICY = Policy(fragment_count=1)
 

@@ -131,8 +131,7 @@ class DurableStore(HeldVersions):
             return None
         connection = self._ledger.connection
         model, values = rows.read_model(connection), rows.read_config_values(connection)
-        fragments = range(len(position.state.versions))
-        found = [recovery.find_fragment(self._ledger, self.state_dir, fragment) for fragment in fragments]
+        found = recovery.find_fragments(self._ledger, self.state_dir, len(position.state.versions))
         position.check(found)
         unknown = recovery.forgotten_records(self._ledger, self.state_dir, found)
         state, newer = position.state, position.newer

@@ -6,9 +6,11 @@ takes its place; the run then goes on in a new timeline, so that nothing based o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +25,7 @@ from syncer_service.store.interface import FragmentCommit
 from syncer_service.store.ledger import REMEDY, Ledger
 from syncer_service.store.lock import StateError
 from syncer_service.store.payloads import SEGMENTS_KEPT, StoredVersion, replay, segment_names
-from syncer_service.store.records import DamageError, RecordHeader
+from syncer_service.store.records import DamageError, Owner, RecordHeader
 
 LOST_REASON: Final = "committed versions were lost with the syncer's disk"
 """Why every learner has to join again."""
@@ -51,17 +53,36 @@ def fragment_folder(state_dir: Path, fragment: int) -> Path:
     return state_dir / "fragments" / f"{fragment:04d}"
 
 
-def find_fragment(ledger: Ledger, state_dir: Path, fragment: int) -> FragmentFound:
-    """Reads the newest version of a fragment, or the newest one that is whole.
+def find_fragments(ledger: Ledger, state_dir: Path, count: int) -> list[FragmentFound]:
+    """Reads the newest version of every fragment, or the newest one that is whole; on all processors.
 
     Raises:
-        StateError: None is.
+        StateError: A fragment has none.
+        RowError: The ledger is not what was written.
     """
-    folder, owner = fragment_folder(state_dir, fragment), ledger.owner
+    owner = ledger.owner
+    segments = [_kept_versions(ledger, fragment) for fragment in range(count)]
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="replay") as threads:
+        work = [
+            threads.submit(_find_fragment, fragment_folder(state_dir, fragment), owner, segments[fragment])
+            for fragment in range(count)
+        ]
+        return [item.result() for item in work]
+
+
+def _kept_versions(ledger: Ledger, fragment: int) -> list[list[StoredVersion]]:
+    """A fragment's newest version with all that it follows from, by segment; of the segments that are kept."""
+    by_segment = groupby(_lineage(ledger, fragment), key=lambda stored: stored.placement.segment)
+    found = [list(versions)[::-1] for _, versions in islice(by_segment, SEGMENTS_KEPT)]
+    if not found:
+        raise rows.RowError(f"there is no version of fragment {fragment}")
+    return found
+
+
+def _find_fragment(folder: Path, owner: Owner, segments: Sequence[list[StoredVersion]]) -> FragmentFound:
     lost: list[StoredVersion] = []
     damage: DamageError | None = None
-    for _, group in groupby(_lineage(ledger, fragment), key=lambda stored: stored.placement.segment):
-        versions = list(group)[::-1]
+    for versions in segments:
         replayed = replay(folder, owner, versions)
         damage = damage or replayed.damage
         newest = replayed.newest
@@ -69,9 +90,7 @@ def find_fragment(ledger: Ledger, state_dir: Path, fragment: int) -> FragmentFou
         lost[:0] = versions[len(intact) :]
         if newest is not None:
             return FragmentFound(newest, intact[-1], tuple(lost), damage)
-    if damage is None:
-        raise StateError(f"the ledger {ledger.path} names no version of fragment {fragment}; {REMEDY}")
-    raise StateError(f"no version of fragment {fragment} is whole: {damage}; {REMEDY}")
+    raise StateError(f"no version of fragment {segments[0][0].fragment} is whole: {damage}; {REMEDY}")
 
 
 def _lineage(ledger: Ledger, fragment: int) -> Iterator[StoredVersion]:

@@ -2,13 +2,16 @@
 
 import random
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from decoupled_diloco.arrays.outer import FragmentState, outer_step
 from syncer_service.store.lock import StateError
 from syncer_service.store.reader import open_ledger
 from syncer_service.store.records import PREFIX_BYTES
-from tests.unit.store_cases import FRAGMENTS, TestRun, assert_same_commits, assert_same_state
+from tests.unit.store_cases import FRAGMENTS, SIZES, TestRun, assert_same_commits, assert_same_state
 
 COMMITS = 10
 INTERVAL = 3
@@ -287,3 +290,22 @@ def test_one_record_that_the_ledger_does_not_know_is_a_commit_that_was_cut_short
     assert restored.losses == ()
     assert_same_commits(before, restored.fragments)
     run.close()
+
+
+def test_arithmetic_that_gives_other_bits_is_noticed(copy, history, monkeypatch):
+    """The files are whole, and what is worked out from them is not what it was: another library, a bad processor."""
+    steps = 0
+
+    def wrong_at_the_last(state, delta, **arguments):
+        nonlocal steps
+        step = outer_step(state, delta, **arguments)
+        if delta.size == SIZES[1]:
+            steps += 1
+            if step.state.theta.tobytes() == history[1][1, 6].theta.tobytes():
+                return replace(step, state=FragmentState.initial(step.state.theta + np.float32(1e-3)))
+        return step
+
+    monkeypatch.setattr("syncer_service.store.payloads.outer_step", wrong_at_the_last)
+    loss = check_fallen_back(copy, history[1], 1, 5)
+    assert "version 1.6 comes out with another digest than it had, so version 1.6 is lost" in loss
+    assert steps >= 4  # once without a look at every version, once with it
