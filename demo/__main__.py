@@ -13,7 +13,17 @@ from pathlib import Path
 from rich.console import Console
 
 from decoupled_diloco.v1 import admin_pb2
-from demo.plan import REHEARSAL_STEPS, RESTART_SHARE, SUSPEND_SECONDS, Fault, Plan, learner_names, steps_that_fit
+from demo.plan import (
+    REHEARSAL_STEPS,
+    RESTART_SHARE,
+    SUSPEND_SECONDS,
+    SYNCER,
+    SYNCER_DOWN_SECONDS,
+    Fault,
+    Plan,
+    learner_names,
+    steps_that_fit,
+)
 from demo.processes import Addresses, DemoError, Processes
 from demo.report import NOTE, draw, summarise, write_summary
 from demo.screen import Screen
@@ -162,12 +172,13 @@ def _watch_until_finished(plan: Plan, processes: Processes, watch: Watch, screen
     while True:
         time.sleep(POLL_SECONDS)
         _check(processes)
-        if watch.look() is None:
+        is_seen = watch.look() is not None
+        _undo(processes, watch, screen, rejoining, undo_at)
+        if not is_seen:
             continue
         screen.show(watch)
         while faults and watch.share_done() >= faults[0].at_share:
             _inject(faults.pop(0), processes, watch, screen, undo_at)
-        _undo(processes, watch, screen, rejoining, undo_at)
         _note_rejoins(watch, processes, rejoining, rejoins, screen)
         if watch.samples[-1].run.phase == admin_pb2.RUN_PHASE_FINISHED:
             finished_at = finished_at or watch.seconds()
@@ -187,8 +198,12 @@ def _inject(
     screen: Screen,
     undo_at: dict[str, float],
 ) -> None:
-    name = fault.learner
+    name = fault.process
     match fault.action:
+        case "kill" if name == SYNCER:
+            processes.signal(name, signal.SIGKILL)
+            screen.say("** kill -9 of the syncer itself; the learners train on")
+            undo_at[name] = watch.seconds() + SYNCER_DOWN_SECONDS
         case "kill":
             processes.signal(name, signal.SIGKILL)
             screen.say(f"** kill -9 {name}; the others train on")
@@ -216,6 +231,11 @@ def _undo(
             processes.signal(name, signal.SIGCONT)
             watch.mark("resume", name)
             screen.say(f"** {name} goes on (SIGCONT)")
+        elif name == SYNCER:
+            processes.start_syncer()
+            rejoining[name] = (watch.seconds(), watch.samples[-1].run.rounds_committed_count)
+            watch.mark("start", name)
+            screen.say("** the syncer is started again on what it had committed")
         else:
             known = watch.samples[-1].learner(name)
             processes.start_learner(name)
@@ -231,8 +251,14 @@ def _note_rejoins(
     rejoins: list[float],
     screen: Screen,
 ) -> None:
-    """A learner is back when a round has merged a contribution of its new incarnation."""
+    """A learner is back when a round merged a contribution of its new incarnation, the syncer when a round commits."""
     for name, (started, merged) in list(rejoining.items()):
+        if name == SYNCER:
+            if watch.samples[-1].run.rounds_committed_count > merged:
+                del rejoining[name]
+                watch.syncer_back_seconds.append(watch.seconds() - started)
+                screen.say(f"** rounds commit again {watch.syncer_back_seconds[-1]:.1f} s after the syncer's start")
+            continue
         learner = watch.samples[-1].learner(name)
         if learner is not None and learner.rounds_merged_count > merged:
             del rejoining[name]

@@ -12,6 +12,8 @@ REHEARSAL_STEPS = 1_000_000
 STEPS_MIN = 96
 """Fewer steps than four sync intervals show nothing."""
 SUSPEND_SECONDS = 5.0
+SYNCER = "syncer"
+SYNCER_DOWN_SECONDS = 3.0
 RESTART_SHARE = 0.08
 """A killed learner is started again after this share of the training time. By time, not by steps: where every learner
 is needed for the quorum, the run makes no steps until it is back."""
@@ -19,12 +21,13 @@ is needed for the quorum, the run makes no steps until it is back."""
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is done to a learner when the run has made a share of its steps."""
+    """Something that is done to a process when the run has made a share of its steps."""
 
     at_share: float
     action: str
     """kill or suspend; each is undone after a while."""
-    learner: str
+    process: str
+    """A learner, or the syncer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,14 @@ class Plan:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """One learner is killed and started again, another one is suspended for some seconds."""
+        """One learner is killed and started again, the syncer too, another learner is suspended for some seconds."""
         if len(self.learners) < 2:
-            return ()
+            return (Fault(0.50, "kill", SYNCER),)
         killed, suspended = self.learners[1], self.learners[-1]
         return (
             Fault(0.30, "kill", killed),
-            Fault(0.62, "suspend", suspended),
+            Fault(0.55, "kill", SYNCER),
+            Fault(0.75, "suspend", suspended),
         )
 
     @property

@@ -40,6 +40,7 @@ def summarise(plan: Plan, watch: Watch, rejoin_seconds: list[float]) -> dict[str
         "eval_bits_per_byte_first": round(evaluations[0][1], 4) if evaluations else None,
         "eval_bits_per_byte_last": round(evaluations[-1][1], 4) if evaluations else None,
         "kills": sum(mark.action == "kill" for mark in watch.marks),
+        "syncer_back_seconds": [round(seconds, 2) for seconds in watch.syncer_back_seconds],
         "rejoin_seconds": [round(seconds, 2) for seconds in rejoin_seconds],
         "goodput": round(figures.goodput, 4),
         "token_goodput": round(figures.token_goodput, 4),
@@ -97,9 +98,9 @@ def _draw_quality(axes: Any, plan: Plan, watch: Watch, colours: dict[str, str]) 
         right.plot(*zip(*evaluations, strict=True), "k.-", label="bits per byte of the published model")
     right.set_ylabel("bits per byte, held-out text")
     for mark in watch.marks:
-        axes.axvline(mark.tokens, color=colours[mark.learner], ls="--", lw=1)
+        axes.axvline(mark.tokens, color=colours.get(mark.process, "black"), ls="--", lw=1)
         axes.annotate(
-            f"{mark.action} {mark.learner}",
+            f"{mark.action} {mark.process}",
             (mark.tokens, 0.98),
             xycoords=("data", "axes fraction"),
             rotation=90,

@@ -43,7 +43,7 @@ class Mark:
     seconds: float
     tokens: int
     action: str
-    learner: str
+    process: str
 
 
 @dataclass(slots=True)
@@ -56,6 +56,8 @@ class Watch:
     rounds: dict[int, admin_pb2.Round] = field(default_factory=dict)
     round_seconds: dict[int, float] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
+    syncer_back_seconds: list[float] = field(default_factory=list)
+    """From each start of a killed syncer to its first commit."""
     bytes_before: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Bytes up and down of learners' earlier incarnations."""
     _channel: grpc.Channel | None = None
@@ -66,7 +68,8 @@ class Watch:
 
     def _stub(self) -> admin_pb2_grpc.AdminServiceStub:
         if self._channel is None:
-            self._channel = grpc.insecure_channel(self.address)
+            options = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500))
+            self._channel = grpc.insecure_channel(self.address, options=options)
         return admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def look(self) -> Sample | None:
