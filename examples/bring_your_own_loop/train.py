@@ -6,7 +6,7 @@
 
 The lines marked with (*) are all that the run adds to the loop. The parameters are those of a small network that
 learns a curve; each learner draws its own points, by slot and cursor, so that a learner that starts again goes on
-where its merged work ended.
+where its merged work ended. With `peer_listen` they also give their optimizer's state to one that comes back.
 """
 
 import argparse
@@ -61,15 +61,21 @@ def main() -> None:
     params = initial_params()
     velocity = jax.tree.map(jnp.zeros_like, params)
     run = decoupled_diloco.learner(  # (*)
-        HERE / "run.toml", params, learner_id=options.learner_id, syncer=options.syncer
+        HERE / "run.toml",
+        params,
+        learner_id=options.learner_id,
+        syncer=options.syncer,
+        peer_listen="127.0.0.1:0",
     )
     with run as d:  # (*)
-        params = d.start(params)  # (*) the run's parameters, in place of ours
+        params, velocity = d.start(params, optimizer_state=velocity)  # (*) the run's parameters, in place of ours
         while not d.finished:  # (*)
             rate = PEAK_RATE * max(0.05, 1 - d.schedule_step / d.policy.total_steps)  # (*) follows the run's step
             params, velocity, loss = train_step(params, velocity, *batch(d.slot, d.cursor), rate)
-            params = d.step_boundary(params, tokens=BATCH, loss=loss)  # (*) never waits for the network
-            if d.restart_optimizer:  # (*) the parameters were taken anew; what the optimizer knows is of others
+            params, velocity = d.step_boundary(  # (*) never waits for the network
+                params, tokens=BATCH, loss=loss, optimizer_state=velocity
+            )
+            if d.restart_optimizer:  # (*) the parameters were taken anew, and no peer gave its optimizer's state
                 velocity = jax.tree.map(jnp.zeros_like, params)
     print(f"{options.learner_id}: {d.end_reason}; the last loss was {float(loss):.4f}")
 
