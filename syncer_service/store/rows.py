@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import xxhash
@@ -77,7 +77,7 @@ class LedgerRound:
         epoch: Of the syncer that wrote it.
         written_at: Seconds since 1970 by that syncer's host.
         contributions: Members first.
-        row_digest: What the row was written from.
+        row_digest: Of its columns and contributions.
     """
 
     sequence: int
@@ -107,24 +107,30 @@ class LedgerRound:
         """
         if self.version is None or self.live_count is None:
             raise RowError(f"round {self.round} of the ledger was {self.outcome}; it committed nothing")
-        damage = RowError(f"the ledger's row of round {self.round} has another digest than was written")
-        try:
-            commit = CommitRound(
-                round=self.round,
-                fragment=self.fragment,
-                version=self.version,
-                global_step=self.global_step,
-                contributions=tuple(_to_merged(c) for c in self.contributions if c.is_merged),
-                absentees=tuple(_to_absentee(c) for c in self.contributions if not c.is_merged),
-                live_count=self.live_count,
-                final=self.is_final,
-                reason=self.reason,
-            )
-        except ValueError as error:
-            raise damage from error
-        if digest_of(commit) != self.row_digest:
-            raise damage
-        return commit
+        columns = (
+            self.round,
+            self.fragment,
+            *_name(self.version),
+            self.global_step,
+            self.live_count,
+            int(self.is_final),
+            self.reason,
+            self.epoch,
+            self.written_at,
+        )
+        if _round_digest(columns, (dataclasses.astuple(c)[1:] for c in self.contributions)) != self.row_digest:
+            raise RowError(f"the ledger's row of round {self.round} has another digest than was written")
+        return CommitRound(
+            round=self.round,
+            fragment=self.fragment,
+            version=self.version,
+            global_step=self.global_step,
+            contributions=tuple(_to_merged(c) for c in self.contributions if c.is_merged),
+            absentees=tuple(_to_absentee(c) for c in self.contributions if not c.is_merged),
+            live_count=self.live_count,
+            final=self.is_final,
+            reason=self.reason,
+        )
 
 
 def _to_merged(row: LedgerContribution) -> MergedContribution:
@@ -172,38 +178,42 @@ def put_round(connection: sqlite3.Connection, row: CommitRound | CloseRound, epo
         connection.execute("DELETE FROM rounds WHERE round = ?", (row.round,))
         connection.execute("DELETE FROM contributions WHERE round = ?", (row.round,))
     version = row.version if isinstance(row, CommitRound) else None
+    columns = (
+        row.round,
+        row.fragment,
+        *(_name(version) if version else (None, None, None)),
+        row.global_step,
+        row.live_count if isinstance(row, CommitRound) else None,
+        int(row.final) if isinstance(row, CommitRound) else None,
+        row.reason,
+        epoch,
+        now,
+    )
+    contributions = list(_contribution_columns(row))
+    outcome, digest = "committed" if committed else "abandoned", _round_digest(columns, contributions)
     connection.execute(
-        "INSERT INTO rounds (round, fragment, outcome, timeline, number, digest, global_step, live_count, final,"
-        " reason, row_digest, epoch, written_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            row.round,
-            row.fragment,
-            "committed" if committed else "abandoned",
-            version.timeline if version else None,
-            version.number if version else None,
-            version.digest if version else None,
-            row.global_step,
-            row.live_count if isinstance(row, CommitRound) else None,
-            int(row.final) if isinstance(row, CommitRound) else None,
-            row.reason,
-            digest_of(row),
-            epoch,
-            now,
-        ),
+        "INSERT INTO rounds (round, fragment, timeline, number, digest, global_step, live_count, final, reason, epoch,"
+        " written_at, outcome, row_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*columns, outcome, digest),
     )
     connection.executemany(
-        "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", list(_contribution_rows(row))
+        "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(row.round, position, *values) for position, values in enumerate(contributions)],
     )
 
 
-def _contribution_rows(row: CommitRound | CloseRound) -> Iterator[tuple[object, ...]]:
-    members = row.contributions if isinstance(row, CommitRound) else ()
-    for position, c in enumerate(members):
-        counts = (c.incarnation, c.slot, c.weight, c.step_count, c.token_count, c.total_token_count, c.cursor)
-        yield (row.round, position, c.learner, MERGED, "", *counts)
-    for position, absentee in enumerate(row.absentees, start=len(members)):
+def _round_digest(columns: Sequence[object], contributions: Iterable[Sequence[object]]) -> str:
+    """Of the columns, not of the effect: that one may gain fields."""
+    return digest_of([columns, list(contributions)])
+
+
+def _contribution_columns(row: CommitRound | CloseRound) -> Iterator[tuple[object, ...]]:
+    for c in row.contributions if isinstance(row, CommitRound) else ():
+        counts = (c.step_count, c.token_count, c.total_token_count, c.cursor)
+        yield (c.learner, MERGED, "", c.incarnation, c.slot, float(c.weight), *counts)
+    for absentee in row.absentees:
         fate = absentee.fate.value if absentee.fate else ABSENT
-        yield (row.round, position, absentee.learner, fate, absentee.reason, *(None,) * 7)
+        yield (absentee.learner, fate, absentee.reason, *(None,) * 7)
 
 
 def put_version(connection: sqlite3.Connection, stored: StoredVersion) -> None:

@@ -81,7 +81,7 @@ CREATE TABLE rounds (
     live_count INTEGER,              -- learners live for the quorum
     final INTEGER,                   -- 1: one of the last rounds of a finishing run
     reason TEXT NOT NULL,            -- why it closed when it did
-    row_digest TEXT NOT NULL,        -- xxh3-128 of the effect that this row and its contributions were written from
+    row_digest TEXT NOT NULL,        -- xxh3-128 of the columns but outcome, and of the contributions
     epoch INTEGER NOT NULL,
     written_at REAL NOT NULL
 );
