@@ -26,6 +26,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -113,8 +114,9 @@ class DurableStore(HeldVersions):
         return self._ledger.epoch
 
     def restored(self) -> Restored | None:
-        """See `Store`; the work was done when the directory was opened."""
-        return self._restored
+        """See `Store`; the work was done when the directory was opened. To be called before the first write."""
+        found = self._restored
+        return None if found is None else replace(found, fragments=self.newest())
 
     # --- opening ---
 
@@ -145,7 +147,7 @@ class DurableStore(HeldVersions):
         self.hold(commits)
         self._tidy()
         stopped = None if position.written_at is None else max(0.0, time.time() - position.written_at)
-        return Restored(state, newer, self.newest(), model, losses, values, stopped)
+        return Restored(state, newer, {}, model, losses, values, stopped)
 
     def _fall_back(
         self, intact: Sequence[FragmentCommit], state: RunState, lost_rounds: Sequence[int], losses: Sequence[str]

@@ -222,7 +222,8 @@ def segment_names(folder: Path) -> list[str]:
 def make_folder(folder: Path) -> None:
     """Makes a folder that is still there after a power failure."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 
 
