@@ -36,6 +36,7 @@ from decoupled_diloco.wire.methods import ADMIN_SERVICE, SYNCER_SERVICE, add_adm
 from syncer_service.admin import AdminServicer
 from syncer_service.agreement import Agreement
 from syncer_service.buffers import BufferPool
+from syncer_service.checkpoint_restore import find_restore_point, restore_into
 from syncer_service.config import SyncerSettings
 from syncer_service.driver import Driver, Tape
 from syncer_service.ending import Ending
@@ -45,6 +46,7 @@ from syncer_service.overview import Overview
 from syncer_service.persistence import Persistence
 from syncer_service.publications import Publications
 from syncer_service.restart import check_same_run, take_up
+from syncer_service.safekeeping import Safekeeping
 from syncer_service.servicer import SyncerServicer
 from syncer_service.serving import Executors, Serving
 from syncer_service.sessions import Sessions
@@ -93,6 +95,7 @@ class RunningSyncer:
         overview: What can be seen of the run.
         telemetry: Its metrics.
         ending: What becomes of a finished run.
+        safekeeping: Its checkpoints and its mirror.
     """
 
     addresses: Addresses
@@ -100,6 +103,7 @@ class RunningSyncer:
     overview: Overview
     telemetry: Telemetry
     ending: Ending
+    safekeeping: Safekeeping
 
 
 @asynccontextmanager
@@ -139,7 +143,9 @@ async def running_syncer(
             waits_for="learners",
         )
         try:
-            yield RunningSyncer(addresses, parts.serving, parts.overview, parts.telemetry, parts.ending)
+            yield RunningSyncer(
+                addresses, parts.serving, parts.overview, parts.telemetry, parts.ending, parts.safekeeping
+            )
         finally:
             parts.shut_down()
 
@@ -153,6 +159,7 @@ class _Parts:
     tasks: TaskSupervisor
     ending: Ending
     stop: StopRequest
+    safekeeping: Safekeeping
 
     def shut_down(self) -> None:
         """Tells everybody who is connected."""
@@ -185,9 +192,7 @@ async def _build(
     after_tasks = stack.enter_context(ExitStack())
     tasks = TaskSupervisor(stop, log)
     stack.push_async_callback(tasks.close)
-    restored = await asyncio.get_running_loop().run_in_executor(executors.store, store.restored)
-    if restored is not None:
-        check_same_run(restored, config, str(settings.state_dir))
+    restored = await _open_run(config, settings, store, executors)
     machine = SyncerMachine(policy)
     driver = Driver(machine, clock, settings.queue_events_max, tape)
     agreement = Agreement(config.run.id, config.digest(), config.agreed_values(), policy.fragment_count)
@@ -198,10 +203,10 @@ async def _build(
         machine, driver, clock, agreement, store, executors, uploads, publications, sessions, metrics, store.epoch
     )
     persistence = Persistence(serving, tasks, stop)
-    await serving.in_store(lambda: store.begin(config.run.id, config.agreed_values(), policy.fragment_count))
     shell = Shell(serving, tasks, persistence)
     overview = Overview(serving, settings.queue_events_max)
-    ending = Ending(config, settings, serving, shell, overview, stop)
+    safekeeping = Safekeeping(settings, serving, shell, after_tasks)
+    ending = Ending(config, settings, serving, shell, overview, stop, safekeeping)
     driver.connect(shell.execute)
     began_at = clock.now()
     if restored is not None:
@@ -216,7 +221,28 @@ async def _build(
     tasks.start(ending.run(), "ending", may_finish=True)
     tasks.start(overview.tell_waits(), "telling what the run waits for")
     tasks.start(overview.tell_progress(), "telling how far the run is")
-    return _Parts(serving, persistence, overview, telemetry, tasks, ending, stop)
+    safekeeping.start(tasks)
+    stack.push_async_callback(safekeeping.catch_up, settings.drain_seconds)
+    return _Parts(serving, persistence, overview, telemetry, tasks, ending, stop, safekeeping)
+
+
+async def _open_run(config: RunConfig, settings: SyncerSettings, store: Store, executors: Executors) -> Restored | None:
+    """What the store holds of the run, after a restore point was put into it, if that is wanted; None: a new run."""
+    loop, policy = asyncio.get_running_loop(), config.to_policy()
+    restored = await loop.run_in_executor(executors.store, store.restored)
+    point = await loop.run_in_executor(
+        executors.bulk, find_restore_point, settings.restore_from, settings.state_dir, restored
+    )
+    if point is not None:
+        check_same_run(point.held, config, f'syncer.restore_from = "{point.url}"')
+    elif restored is not None:
+        check_same_run(restored, config, f'syncer.state_dir = "{settings.state_dir}"')
+    await loop.run_in_executor(
+        executors.store, store.begin, config.run.id, config.agreed_values(), policy.fragment_count
+    )
+    if point is None:
+        return restored
+    return await loop.run_in_executor(executors.store, restore_into, store, settings.state_dir, point, policy)
 
 
 def _tape(settings: SyncerSettings, serving: Serving, restored: Restored | None, began_at: float) -> EventTape | None:

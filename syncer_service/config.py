@@ -13,6 +13,7 @@ from decoupled_diloco.runtime.config import Finding
 from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.runtime.process_settings import AddressText, FilePath, LogSettings, check_address
 from decoupled_diloco.runtime.tls import TlsFiles, plaintext_problem
+from syncer_service.checkpoint_storage import check_url
 
 
 class SyncerSettings(LogSettings):
@@ -40,6 +41,28 @@ class SyncerSettings(LogSettings):
         le=1024,
         description="Commits of a fragment between two whole payloads on the disk; the ones in between write the "
         "merged delta, a third of the bytes. 1 writes a whole payload at every commit.",
+    )
+    checkpoint_url: str = Field(
+        default="",
+        description="Folder of the run's checkpoints: a path, or a URL of any fsspec file system such as "
+        "s3://bucket/run; empty: checkpoints in state_dir.",
+    )
+    checkpoint_interval_steps: int = Field(
+        default=1000,
+        ge=0,
+        description="Global steps between two automatic checkpoints; one more is made at the end of the run. 0: none.",
+    )
+    checkpoints_kept: int = Field(
+        default=3, ge=1, description="Automatic checkpoints that are kept, newest first; others stay until deleted."
+    )
+    mirror_url: str = Field(
+        default="",
+        description="Folder, as in checkpoint_url, that every commit is copied to in the background, to go on from "
+        "when the disk is lost; empty: no mirror.",
+    )
+    restore_from: str = Field(
+        default="",
+        description="Folder of a checkpoint, or a mirror, that the run goes on from; state_dir must hold no run.",
     )
     output_dir: FilePath = Field(
         default=Path("runs/syncer/output"), description="Directory of the exported model and the summary."
@@ -71,6 +94,13 @@ class SyncerSettings(LogSettings):
 
     _addresses = field_validator("listen", "admin_listen", "http_listen")(check_address)
 
+    _urls = field_validator("checkpoint_url", "mirror_url", "restore_from")(check_url)
+
+    @property
+    def checkpoint_folder(self) -> str:
+        """Where checkpoints lie."""
+        return self.checkpoint_url or str(self.state_dir / "checkpoints")
+
     @property
     def tls_files(self) -> TlsFiles | None:
         """The files for `tls.server_credentials`, or None for plaintext."""
@@ -85,6 +115,8 @@ class SyncerSettings(LogSettings):
         if self.tls_client_ca is not None and self.tls_certificate is None:
             yield Finding(("tls_client_ca",), "has no use without tls_certificate and tls_key")
         yield from self._port_findings()
+        if self.mirror_url and self.mirror_url.rstrip("/") == self.checkpoint_folder.rstrip("/"):
+            yield Finding(("mirror_url", "checkpoint_url"), "a mirror needs a folder of its own")
         if self.tls_certificate is not None or self.insecure:
             return
         ways_out = (

@@ -16,6 +16,7 @@ from decoupled_diloco.runtime.logs import get_logger
 from syncer_service.config import SyncerSettings
 from syncer_service.export import MODEL_FILE, SUMMARY_FILE, export_model, export_summary
 from syncer_service.overview import Overview
+from syncer_service.safekeeping import Safekeeping
 from syncer_service.serving import Serving
 from syncer_service.shell import Shell
 
@@ -42,6 +43,7 @@ class Ending:
         shell: Shell,
         overview: Overview,
         stop: StopRequest,
+        safekeeping: Safekeeping,
     ) -> None:
         self._config = config
         self._settings = settings
@@ -49,6 +51,7 @@ class Ending:
         self._shell = shell
         self._overview = overview
         self._stop = stop
+        self._safekeeping = safekeeping
         self.exported: asyncio.Future[Path | None] = asyncio.get_running_loop().create_future()
         """The exported model, once it is there; None if the run never had parameters, or if it was given up."""
         self.model_is_missing = False
@@ -61,9 +64,10 @@ class Ending:
         """
         end = await self._shell.ended
         give_up_at = asyncio.get_running_loop().time() + WRITE_SECONDS_MAX
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._export(end, give_up_at))
-            both.create_task(self._linger())
+        async with asyncio.TaskGroup() as work:
+            work.create_task(self._export(end, give_up_at))
+            work.create_task(self._linger())
+            work.create_task(self._safekeeping.at_end(WRITE_SECONDS_MAX))
         # Figures of the very end: bytes, last evaluation.
         await self._write_summary(end, give_up_at)
         log.info("run_complete", reason=end.reason, global_step=end.global_step)

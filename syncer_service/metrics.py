@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -118,6 +118,28 @@ class SyncerMetrics(Collector):
             "received": telemetry.counter("received_bytes", "Payload bytes of contributions and initial parameters."),
             "sent": telemetry.counter("sent_bytes", "Payload bytes of downloads."),
         }
+        self.checkpoints = telemetry.labelled_counter("checkpoints", "Attempts at a checkpoint by outcome.", "outcome")
+        for outcome in ("written", "failed"):
+            self.checkpoints.labels(outcome=outcome)
+        self._checkpoint_gauges: dict[str, Gauge] = {
+            name: telemetry.gauge(f"checkpoint_{name}", text)
+            for name, text in {
+                "global_steps": "Global steps of the newest checkpoint that this process has written.",
+                "bytes": "Size of that checkpoint.",
+                "seconds": "How long it took to write that checkpoint, in the background.",
+            }.items()
+        }
+        self.mirror_lag_rounds = telemetry.gauge(
+            "mirror_lag_rounds", "Committed rounds that the mirror does not have; NaN without a mirror."
+        )
+        self.mirror_lag_seconds = telemetry.gauge(
+            "mirror_lag_seconds", "Age of the mirror while the run is ahead of it; NaN without a mirror."
+        )
+        self._mirror_copies = telemetry.counter("mirror_copies", "Positions of the run that the mirror has taken.")
+        self._mirror_bytes = telemetry.counter("mirror_bytes", "Payload bytes written to the mirror.")
+        self.mirror_failures = telemetry.counter("mirror_failures", "Attempts at a copy to the mirror that failed.")
+        for gauge in (self.mirror_lag_rounds, self.mirror_lag_seconds):
+            gauge.set(float("nan"))
         self._rates: dict[str, Histogram] = {
             direction: telemetry.histogram(f"{direction}_bytes_per_second", text, _RATES)
             for direction, text in {
@@ -165,6 +187,17 @@ class SyncerMetrics(Collector):
         """A whole transfer ("upload" or "download") is over."""
         if seconds > 0:
             self._rates[direction].observe(size_bytes / seconds)
+
+    def checkpoint_written(self, global_step: int, size_bytes: int, seconds: float) -> None:
+        """A checkpoint is complete."""
+        self.checkpoints.labels(outcome="written").inc()
+        for name, value in {"global_steps": global_step, "bytes": size_bytes, "seconds": seconds}.items():
+            self._checkpoint_gauges[name].set(value)
+
+    def mirror_copied(self, size_bytes: int) -> None:
+        """The mirror has a newer position."""
+        self._mirror_copies.inc()
+        self._mirror_bytes.inc(size_bytes)
 
     # --- read at the scrape ---
 
@@ -295,6 +328,10 @@ _COUNTED: Final = (
     "contributions_total",
     "received_bytes_total",
     "sent_bytes_total",
+    "checkpoints_total",
+    "mirror_copies_total",
+    "mirror_bytes_total",
+    "mirror_failures_total",
 )
 _OTHERS: Final = (
     "build_info",
@@ -306,6 +343,11 @@ _OTHERS: Final = (
     "rounds_under_way",
     "evaluation",
     "evaluation_global_steps",
+    "checkpoint_global_steps",
+    "checkpoint_bytes",
+    "checkpoint_seconds",
+    "mirror_lag_rounds",
+    "mirror_lag_seconds",
 )
 _HISTOGRAMS: Final = (
     "round_contributors",

@@ -32,7 +32,7 @@ def check_same_run(restored: Restored, config: RunConfig, where: str) -> None:
     Args:
         restored: What the directory holds.
         config: The run file.
-        where: The directory, for the message.
+        where: The setting that says where it is, with its value, for the message.
 
     Raises:
         ConfigError: It holds another run, or one whose fixed settings were others.
@@ -42,7 +42,7 @@ def check_same_run(restored: Restored, config: RunConfig, where: str) -> None:
     fixed = [line for line in differences if line.split(":", 1)[0] in FIXED_SETTINGS]
     if fixed:
         raise ConfigError(
-            f'syncer.state_dir = "{where}" holds the state of a run that was started with other settings: '
+            f"{where} holds the state of a run that was started with other settings: "
             f"{'; '.join(fixed)}. Start it with the settings of then, or give an empty directory to begin a new run"
         )
     if differences:

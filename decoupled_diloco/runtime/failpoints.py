@@ -41,6 +41,8 @@ POINTS: Final[Mapping[str, str]] = {
     "commit.after_payload_sync": "A merge's payload is on the disk; no row names it yet.",
     "commit.in_transaction": "All rows of a commit are written; they are not committed.",
     "commit.after_transaction": "A commit is durable; the machine has not heard of it.",
+    "checkpoint.before_manifest": "All payloads of a checkpoint are written; without its manifest it is none yet.",
+    "mirror.before_manifest": "The payloads of a newer position are in the mirror; its manifest names an older one.",
     "publish": "A committed version is about to be served and announced.",
     "upload.after_header": "A contribution was admitted; none of its bytes have been read.",
     "upload.before_answer": "A contribution is complete and has its fate; its sender does not know.",
