@@ -163,7 +163,7 @@ class Admissions:
     def on_attached(self, event: ev.LearnerAttached, record: LearnerRecord, now: float) -> list[fx.Effect]:
         """A control stream is up: repeat what still holds."""
         effects = self.hear(record, now)
-        record.attached = True
+        record.attached, record.awaited = True, False
         count = self.machine.policy.fragment_count
         record.applied = {fragment: version for fragment, version in event.applied if 0 <= fragment < count}
         record.recovering = record.role is Role.LEARNER and len(record.applied) < count
@@ -189,6 +189,8 @@ class Admissions:
             effects.append(fx.PauseLearner(name, incarnation, self.machine.steering.pause_reason))
         if self.machine.phase is RunPhase.FINISHING and record.role is Role.LEARNER:
             effects.append(fx.DrainLearner(name, incarnation, self.machine.steering.finish_reason or "", leave=False))
+        elif record.draining and record.role is Role.LEARNER:
+            effects.append(fx.DrainLearner(name, incarnation, record.drain_reason, leave=True))
         for item in self.machine.rounds.in_order():
             item.forget_declines(name)
             effects += self.machine.contributions.ask(item, record)

@@ -44,6 +44,8 @@ class LearnerRecord:
     peer_address: str = ""
     software_version: str = ""
     attached: bool = False
+    awaited: bool = False
+    """It was live when this syncer was started again, and it has not attached yet."""
     lost: bool = False
     lost_at: float = 0.0
     """When the current loss began, by the last sign of life."""

@@ -31,6 +31,10 @@ INCARNATIONS_SKIPPED = 1000
 """In a new timeline incarnations are numbered from this far on: those handed out since what is restored was written
 down are not known, and must not be handed out twice."""
 
+ATTACH_STALLS = 2
+"""After a restart no round leaves OPEN for so many times the deadline of a stall, or until everybody who was live has
+attached again: who comes back a second later than the others would lose all steps that it made meanwhile."""
+
 
 def run_state(machine: SyncerMachine) -> RunState:
     """What must survive of a machine, now."""
@@ -90,6 +94,8 @@ def _account(record: LearnerRecord) -> LearnerAccount:
         lost=record.lost,
         left=record.left,
         left_reason=record.left_reason,
+        draining=record.draining,
+        drain_reason=record.drain_reason,
         must_join_again=record.must_join_again,
         first_cursor=record.first_cursor,
     )
@@ -153,8 +159,10 @@ def _record(account: LearnerAccount, now: float) -> LearnerRecord:
     record.newest_merged_round = account.newest_merged_round
     record.upload_seconds = list(account.upload_seconds)
     record.peer_address, record.software_version = account.peer_address, account.software_version
+    record.awaited = account.role is Role.LEARNER
     record.lost, record.lost_at = account.lost or bool(account.must_join_again), now
     record.left, record.left_reason = account.left, account.left_reason
+    record.draining, record.drain_reason = account.draining, account.drain_reason
     record.must_join_again = account.must_join_again
     return record
 
@@ -184,6 +192,7 @@ def restore(machine: SyncerMachine, state: RunState, newer: Iterable[CommitRound
         now: The instant.
     """
     load(machine, state, now)
+    machine.steering.attach_until = now + ATTACH_STALLS * machine.policy.deadlines.stall_seconds
     reserved = {(r.round, r.learner): r for r in state.reservations}
     for commit in newer:
         if commit.version <= machine.versions[commit.fragment]:

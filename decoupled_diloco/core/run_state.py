@@ -55,6 +55,8 @@ class LearnerAccount:
     lost: bool = False
     left: bool = False
     left_reason: str = ""
+    draining: bool = False
+    drain_reason: str = ""
     must_join_again: str = ""
     first_cursor: int = 0
 

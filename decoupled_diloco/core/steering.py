@@ -37,6 +37,8 @@ class Steering:
         self.finish_until = math.inf
         self.storage_problem: str | None = None
         """Why the store cannot write."""
+        self.attach_until = -math.inf
+        """Until then a syncer that was started again waits for those that were live before."""
         self.rolling_back: ev.RollBackRequested | None = None
         self._rolled_to: RunState | None = None
         """The state that is being made durable in place of the present one."""
@@ -46,14 +48,22 @@ class Steering:
         """Whether another state is being made durable in place of the present one, which then ends."""
         return self._rolled_to is not None
 
-    @property
-    def hold(self) -> str | None:
+    def hold(self, now: float) -> str | None:
         """Why no round leaves OPEN, whoever has started; None: nothing is in the way."""
         if self.pause_reason is not None:
             return f"the run is paused: {self.pause_reason}"
         if self.storage_problem is not None:
             return f"the syncer cannot write to its store: {self.storage_problem}"
+        awaited = self._awaited() if now < self.attach_until else ()
+        if awaited:
+            more = f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
+            return f"the syncer was started again; waiting for {', '.join(awaited[:4])}{more} to attach again"
         return None
+
+    def _awaited(self) -> tuple[str, ...]:
+        """Learners that were live when the syncer was stopped, and are not here yet."""
+        live = self.machine.membership.live()
+        return tuple(record.learner for record in live if record.awaited and not record.attached)
 
     def on_command(self, event: Command, now: float) -> list[fx.Effect]:
         """Takes a command; every one of them is answered."""

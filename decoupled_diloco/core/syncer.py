@@ -169,7 +169,8 @@ class SyncerMachine:
         effects: list[fx.Effect] = []
         self._wake_at = None
         self.presence.refresh(self.policy, now)
-        view = View.of(self.policy, now, self.presence, self.steering.hold)
+        view = View.of(self.policy, now, self.presence, self.steering.hold(now))
+        self.wake(self.steering.attach_until if now < self.steering.attach_until else None)
         self._steps.refresh(view)
         match self.phase:
             case RunPhase.INITIALIZING:
@@ -338,7 +339,7 @@ class SyncerMachine:
             return item.reason
         presence = Presence(self.membership)
         presence.refresh(self.policy, now)
-        return self._steps.explain(item, View.of(self.policy, now, presence, self.steering.hold))
+        return self._steps.explain(item, View.of(self.policy, now, presence, self.steering.hold(now)))
 
     def status(self, now: float) -> RunStatus:
         """The run as a whole."""

@@ -53,8 +53,9 @@ def _reason(machine: SyncerMachine, now: float) -> str:
         return machine.steering.finish_reason or ""
     if machine.steering.pause_reason is not None:
         return f"paused: {machine.steering.pause_reason}"
-    if machine.steering.hold is not None:
-        return machine.steering.hold
+    hold = machine.steering.hold(now)
+    if hold is not None:
+        return hold
     if not machine.membership.live():
         return "waiting for learners to join"
     if machine.phase is RunPhase.INITIALIZING:

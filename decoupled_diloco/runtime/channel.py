@@ -155,7 +155,7 @@ class Backoff:
         source: random.Random,
         first_seconds: float = 0.2,
         factor: float = 1.7,
-        seconds_max: float = 15.0,
+        seconds_max: float = 3.0,
     ) -> None:
         self._source = source
         self._first_seconds = first_seconds
