@@ -170,7 +170,14 @@ class Ledger:
             connection.execute("INSERT OR REPLACE INTO model VALUES (1, ?, ?)", (text, rows.text_digest(text)))
 
     def put_state(self, state: RunState) -> None:
-        """Writes the run's state, and of learners and slots what has changed."""
+        """Writes the run's state, and of learners and slots what has changed.
+
+        Raises:
+            ValueError: It is of an older timeline than the run is in.
+        """
+        (newest,) = self.connection.execute("SELECT coalesce(max(timeline), 0) FROM timelines").fetchone()
+        if state.timeline < newest:
+            raise ValueError(f"a state of timeline {state.timeline} cannot follow one of timeline {newest}")
         text = rows.text_of(state)
         self.connection.execute(
             "INSERT OR REPLACE INTO state VALUES (1, ?, ?, ?)", (text, rows.text_digest(text), time.time())

@@ -140,6 +140,17 @@ def test_old_segments_are_removed_and_versions_stay_while_they_are_read(tmp_path
     run.close()
 
 
+def test_a_state_of_before_a_roll_back_cannot_come_after_it(tmp_path):
+    run = TestRun(tmp_path).begin().commits(3)
+    before = run.state
+    run.roll_back({fragment: commit.state for fragment, commit in run.store.newest().items()})
+    with pytest.raises(ValueError, match="a state of timeline 1 cannot follow one of timeline 2"):
+        run.store.save_state(before)
+    run.close()
+    assert run.open().restored().state == run.state
+    run.close()
+
+
 def test_a_roll_back_is_one_step_and_survives(tmp_path):
     run = TestRun(tmp_path).begin().commits(5)
     states = {fragment: FragmentState.initial(values(fragment, 77)) for fragment in range(FRAGMENTS)}
