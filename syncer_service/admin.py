@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
-from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.v1 import admin_pb2 as apb
-from decoupled_diloco.v1.admin_pb2_grpc import AdminServiceServicer
 from decoupled_diloco.wire import status
+from syncer_service.admin_calls import REASON_CHARACTERS_MAX, Context, page, page_size, page_start, refuse
+from syncer_service.admin_checkpoints import CheckpointAdmin
+from syncer_service.checkpoints import Checkpoints
 from syncer_service.driver import Driver
 from syncer_service.overview import Overview
 from syncer_service.persistence import Persistence
 
 LEARNERS_PAGE_DEFAULT: Final = 100
 ROUNDS_PAGE_DEFAULT: Final = 50
-PAGE_SIZE_MAX: Final = 1000
-
-REASON_CHARACTERS_MAX: Final = 500
-"""Longest reason that an operator may give."""
-
-Context = Any  # grpc.aio.ServicerContext
-ItemT = TypeVar("ItemT")
 
 log = get_logger(__name__)
 
 
-class AdminServicer(AdminServiceServicer):
+class AdminServicer(CheckpointAdmin):
     """The operators' service.
 
     Args:
         overview: What can be seen.
         driver: Takes the commands.
         persistence: Saves what they have changed before they are answered.
+        checkpoints: What the run can be rolled back to.
     """
 
-    def __init__(self, overview: Overview, driver: Driver, persistence: Persistence) -> None:
-        self._overview = overview
+    def __init__(self, overview: Overview, driver: Driver, persistence: Persistence, checkpoints: Checkpoints) -> None:
+        super().__init__(overview, checkpoints)
         self._driver = driver
         self._persistence = persistence
 
@@ -52,22 +47,22 @@ class AdminServicer(AdminServiceServicer):
     ) -> apb.ListLearnersResponse:
         """The learners, worst first."""
         try:
-            size = _page_size(request.page_size, LEARNERS_PAGE_DEFAULT)
-            start = _page_start(request.page_token)
+            size = page_size(request.page_size, LEARNERS_PAGE_DEFAULT)
+            start = page_start(request.page_token)
             learners = self._overview.learners()
         except Exception as error:
-            await _refuse(context, error, "ListLearners")
-        page, following = _page(learners, start, size)
-        return apb.ListLearnersResponse(learners=page, next_page_token=following)
+            await refuse(context, error, "ListLearners")
+        shown, following = page(learners, start, size)
+        return apb.ListLearnersResponse(learners=shown, next_page_token=following)
 
     async def ListRounds(self, request: apb.ListRoundsRequest, context: Context) -> apb.ListRoundsResponse:  # noqa: N802
         """The rounds, newest first. The token is the number of the oldest round shown so far."""
         try:
-            size = _page_size(request.page_size, ROUNDS_PAGE_DEFAULT)
-            before = _page_start(request.page_token) or None
+            size = page_size(request.page_size, ROUNDS_PAGE_DEFAULT)
+            before = page_start(request.page_token) or None
             rounds = self._overview.rounds(size + 1, before)
         except Exception as error:
-            await _refuse(context, error, "ListRounds")
+            await refuse(context, error, "ListRounds")
         following = str(rounds[size - 1].round) if len(rounds) > size else ""
         return apb.ListRoundsResponse(rounds=rounds[:size], next_page_token=following)
 
@@ -128,30 +123,6 @@ class AdminServicer(AdminServiceServicer):
             if refusal is None:
                 await self._persistence.save()
         except Exception as error:
-            await _refuse(context, error, call)
+            await refuse(context, error, call)
         if refusal is not None:
-            await _refuse(context, status.error_of(refusal), call)
-
-
-def _page_size(wanted: int, default: int) -> int:
-    if not 0 <= wanted <= PAGE_SIZE_MAX:
-        raise PeerError(Reason.INVALID_FIELD, f"page_size = {wanted}: must be 1 to {PAGE_SIZE_MAX}, or 0 for {default}")
-    return wanted or default
-
-
-def _page_start(token: str) -> int:
-    if token and not (token.isascii() and token.isdigit() and len(token) < 19):
-        raise PeerError(Reason.INVALID_FIELD, f"page_token = {token!r}: must be one that an earlier answer gave")
-    return int(token or 0)
-
-
-def _page(items: Sequence[ItemT], start: int, size: int) -> tuple[Sequence[ItemT], str]:
-    end = start + size
-    return items[start:end], str(end) if end < len(items) else ""
-
-
-async def _refuse(context: Context, failure: Exception, call: str) -> NoReturn:
-    error = status.error_of(failure)
-    if error.reason is Reason.INTERNAL:
-        log.error("call_failed", call=call, exc_info=failure)
-    await status.abort(context, error)
+            await refuse(context, status.error_of(refusal), call)

@@ -267,7 +267,9 @@ async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, st
     health = _health(parts.serving, stop, (SYNCER_SERVICE, ADMIN_SERVICE))
     data, admin = (grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX) for _ in range(2))
     add_syncer_service(SyncerServicer(parts.serving, parts.persistence), data)
-    add_admin_service(AdminServicer(parts.overview, parts.serving.driver, parts.persistence), admin)
+    add_admin_service(
+        AdminServicer(parts.overview, parts.serving.driver, parts.persistence, parts.safekeeping.checkpoints), admin
+    )
     bound = []
     for server, service, setting, text in (
         (data, SYNCER_SERVICE, "listen", settings.listen),

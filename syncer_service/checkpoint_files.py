@@ -123,7 +123,7 @@ def new_manifest(
         kind=kind,
         id=name,
         run_id=cut.run_id,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         reason=reason,
         automatic=automatic,
         software_version=software_version(),

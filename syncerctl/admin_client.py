@@ -22,6 +22,10 @@ PAGE_SIZE: Final = 500
 """Learners or rounds asked for at a time."""
 
 
+LONG_SECONDS: Final = 3600.0
+"""Longest wait for calls that move a whole model to or from a disk or an object store."""
+
+
 class TransportError(Exception):
     """The syncer is there, but the two ends do not agree on TLS. The text says what to change."""
 
@@ -103,8 +107,44 @@ class AdminClient:
         """Lets an evicted learner join again."""
         self._call(self._stub.ReadmitLearner, apb.ReadmitLearnerRequest(learner_id=learner))
 
-    def _call(self, method: Callable[..., Any], request: Message) -> Any:
+    def create_checkpoint(self, checkpoint: str, reason: str) -> Plain:
+        """Keeps the run as it is; waits until it is kept."""
+        request = apb.CreateCheckpointRequest(checkpoint_id=checkpoint, reason=reason)
+        return plain(self._call(self._stub.CreateCheckpoint, request, LONG_SECONDS).checkpoint)
+
+    def checkpoint(self, checkpoint: str) -> Plain:
+        """One checkpoint."""
+        return plain(
+            self._call(self._stub.GetCheckpoint, apb.GetCheckpointRequest(checkpoint_id=checkpoint)).checkpoint
+        )
+
+    def checkpoints(self) -> tuple[list[Plain], list[str]]:
+        """All checkpoints, newest first, and in words what cannot be read."""
+        found: list[Plain] = []
+        token = ""
+        while True:
+            request = apb.ListCheckpointsRequest(page_size=PAGE_SIZE, page_token=token)
+            answer = self._call(self._stub.ListCheckpoints, request)
+            found += [plain(item) for item in answer.checkpoints]
+            if not (token := answer.next_page_token):
+                return found, list(answer.unreadable)
+
+    def delete_checkpoint(self, checkpoint: str) -> None:
+        """Removes a checkpoint for good."""
+        self._call(self._stub.DeleteCheckpoint, apb.DeleteCheckpointRequest(checkpoint_id=checkpoint), LONG_SECONDS)
+
+    def roll_back(self, checkpoint: str, reason: str) -> Plain:
+        """Takes the run back; waits until it goes on from there, and returns it."""
+        request = apb.RollBackRunRequest(checkpoint_id=checkpoint, reason=reason)
+        return plain(self._call(self._stub.RollBackRun, request, LONG_SECONDS).run)
+
+    def _call(self, method: Callable[..., Any], request: Message, seconds_min: float = 0.0) -> Any:
         """One call.
+
+        Args:
+            method: Which one.
+            request: What is asked.
+            seconds_min: Waits at least so long for the answer, whatever the settings say.
 
         Raises:
             PeerError: The syncer refused.
@@ -112,7 +152,7 @@ class AdminClient:
             TransportError: No answer came because of TLS.
         """
         try:
-            return method(request, timeout=self._timeout_seconds)
+            return method(request, timeout=max(self._timeout_seconds, seconds_min))
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
             if isinstance(failure, UnreachableError) and (words := self._transport_problem(failure.text)):

@@ -97,8 +97,8 @@ _CONNECTION: Final[dict[str, tuple[object, object]]] = {
 """Flags of every command: type with its option, default."""
 
 
-def command(run: Callable[..., None]) -> Callable[..., None]:
-    """Registers a command; it gets a client and `Out`, then its own arguments.
+def command(run: Callable[..., None], group: typer.Typer = app, name: str = "") -> Callable[..., None]:
+    """Registers a command, by its function's name or another one; it gets a client and `Out`, then its own arguments.
 
     The flags of `_CONNECTION` are added to its signature, which is where typer looks for them.
     """
@@ -118,7 +118,7 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
     wrapper.__doc__ = run.__doc__
-    return app.command(run.__name__)(wrapper)
+    return group.command(name or run.__name__)(wrapper)
 
 
 def _settings(connection: dict[str, Any]) -> ConnectionSettings:

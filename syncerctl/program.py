@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from syncerctl import commands, learner_commands
+from syncerctl import checkpoint_commands, commands, learner_commands
 
 app = commands.app
 
-__all__ = ["app", "learner_commands"]
+__all__ = ["app", "checkpoint_commands", "learner_commands"]

@@ -105,6 +105,55 @@ def show_rounds(console: Console, rounds: Sequence[Plain]) -> None:
     console.print(table)
 
 
+def show_checkpoints(console: Console, checkpoints: Sequence[Plain], unreadable: Sequence[str]) -> None:
+    """A line for each checkpoint."""
+    if checkpoints:
+        table = _table("checkpoint", "made at", ">step", ">timeline", ">rounds", ">size", "by", "why")
+        for column in table.columns[:6]:
+            column.no_wrap = True
+        for item in checkpoints:
+            table.add_row(
+                escape(item["checkpoint_id"]),
+                escape(_minute(item["created_at"])),
+                f"{item['global_step']:,}",
+                str(item["timeline"]),
+                f"{item['rounds_committed_count']:,}",
+                _bytes(item["payload_bytes"]),
+                "itself" if item["automatic"] else "operator",
+                escape(item["reason"]),
+            )
+        console.print(table)
+    else:
+        console.print("there is no checkpoint yet")
+    for text in unreadable:
+        console.print(f"[yellow]unreadable: {escape(text)}[/]")
+
+
+def show_checkpoint(console: Console, item: Plain) -> None:
+    """One checkpoint in words."""
+    reason = f": {item['reason']}" if item["reason"] else ""
+    console.print(
+        f"{item['checkpoint_id']} of run {item['run_id']}, made at {item['created_at']}{reason}\n"
+        f"global step {item['global_step']:,}, timeline {item['timeline']}, "
+        f"{item['rounds_committed_count']:,} rounds committed, {_bytes(item['payload_bytes'])}",
+        markup=False,
+    )
+    versions = [f"{version['timeline']}.{version['number']}" for version in item["versions"]]
+    console.print(f"versions by fragment: {' '.join(versions)}", markup=False)
+
+
+def _minute(time: str) -> str:
+    """2026-11-30T18:04:59.123+00:00 -> 2026-11-30 18:04Z."""
+    return time[:16].replace("T", " ") + ("Z" if time.endswith("+00:00") else time[-6:])
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
+
+
 def _table(*columns: str) -> Table:
     """A table without lines; columns that start with ">" hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -326,3 +326,97 @@ class ReadmitLearnerRequest(_message.Message):
 class ReadmitLearnerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("checkpoint_id", "run_id", "created_at", "reason", "automatic", "global_step", "timeline", "rounds_committed_count", "payload_bytes", "software_version", "versions")
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_COMMITTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    run_id: str
+    created_at: str
+    reason: str
+    automatic: bool
+    global_step: int
+    timeline: int
+    rounds_committed_count: int
+    payload_bytes: int
+    software_version: str
+    versions: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Version]
+    def __init__(self, checkpoint_id: _Optional[str] = ..., run_id: _Optional[str] = ..., created_at: _Optional[str] = ..., reason: _Optional[str] = ..., automatic: _Optional[bool] = ..., global_step: _Optional[int] = ..., timeline: _Optional[int] = ..., rounds_committed_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[_fragment_pb2.Version, _Mapping]]] = ...) -> None: ...
+
+class CreateCheckpointRequest(_message.Message):
+    __slots__ = ("checkpoint_id", "reason")
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    reason: str
+    def __init__(self, checkpoint_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CreateCheckpointResponse(_message.Message):
+    __slots__ = ("checkpoint",)
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: Checkpoint
+    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+
+class GetCheckpointRequest(_message.Message):
+    __slots__ = ("checkpoint_id",)
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    def __init__(self, checkpoint_id: _Optional[str] = ...) -> None: ...
+
+class GetCheckpointResponse(_message.Message):
+    __slots__ = ("checkpoint",)
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: Checkpoint
+    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListCheckpointsResponse(_message.Message):
+    __slots__ = ("checkpoints", "next_page_token", "unreadable")
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[Checkpoint]
+    next_page_token: str
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteCheckpointRequest(_message.Message):
+    __slots__ = ("checkpoint_id",)
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    def __init__(self, checkpoint_id: _Optional[str] = ...) -> None: ...
+
+class DeleteCheckpointResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollBackRunRequest(_message.Message):
+    __slots__ = ("checkpoint_id", "reason")
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    reason: str
+    def __init__(self, checkpoint_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RollBackRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...

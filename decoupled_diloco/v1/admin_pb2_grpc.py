@@ -80,6 +80,31 @@ class AdminServiceStub:
                 request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.SerializeToString,
                 response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerResponse.FromString,
                 _registered_method=True)
+        self.CreateCheckpoint = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/CreateCheckpoint',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.CreateCheckpointRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.CreateCheckpointResponse.FromString,
+                _registered_method=True)
+        self.GetCheckpoint = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/GetCheckpoint',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.GetCheckpointRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.GetCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ListCheckpoints = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/ListCheckpoints',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ListCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.DeleteCheckpoint = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/DeleteCheckpoint',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.DeleteCheckpointRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.DeleteCheckpointResponse.FromString,
+                _registered_method=True)
+        self.RollBackRun = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/RollBackRun',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.RollBackRunRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.RollBackRunResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -151,6 +176,44 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateCheckpoint(self, request, context):
+        """Keeps the run as it is now; answers when it can be rolled back to. It is completed also if the caller goes away. An id
+        that is taken: WRONG_STATE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCheckpoint(self, request, context):
+        """One checkpoint. Unknown ones: NOT_FOUND; damaged ones: CORRUPT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpoints(self, request, context):
+        """The checkpoints, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteCheckpoint(self, request, context):
+        """Removes a checkpoint for good. Unknown ones: NOT_FOUND; one that is being read: WRONG_STATE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBackRun(self, request, context):
+        """Has the run go on from a checkpoint, in a new timeline; what was committed since is discarded, and learners join again
+        by themselves. Answers when the run goes on from there; it is carried through also if the caller goes away. A damaged
+        checkpoint changes nothing: CORRUPT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -198,6 +261,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReadmitLearner,
                     request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.FromString,
                     response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerResponse.SerializeToString,
+            ),
+            'CreateCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCheckpoint,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.CreateCheckpointRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.CreateCheckpointResponse.SerializeToString,
+            ),
+            'GetCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCheckpoint,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.GetCheckpointRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.GetCheckpointResponse.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ListCheckpointsResponse.SerializeToString,
+            ),
+            'DeleteCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCheckpoint,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.DeleteCheckpointRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.DeleteCheckpointResponse.SerializeToString,
+            ),
+            'RollBackRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBackRun,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.RollBackRunRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.RollBackRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -444,6 +532,141 @@ class AdminService:
             '/decoupled_diloco.v1.AdminService/ReadmitLearner',
             decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.SerializeToString,
             decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/CreateCheckpoint',
+            decoupled__diloco_dot_v1_dot_admin__pb2.CreateCheckpointRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.CreateCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/GetCheckpoint',
+            decoupled__diloco_dot_v1_dot_admin__pb2.GetCheckpointRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.GetCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/ListCheckpoints',
+            decoupled__diloco_dot_v1_dot_admin__pb2.ListCheckpointsRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.ListCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/DeleteCheckpoint',
+            decoupled__diloco_dot_v1_dot_admin__pb2.DeleteCheckpointRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.DeleteCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/RollBackRun',
+            decoupled__diloco_dot_v1_dot_admin__pb2.RollBackRunRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.RollBackRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from decoupled_diloco.core.ids import RunPhase
+from decoupled_diloco.core.run_state import RunState
 from decoupled_diloco.core.status import GoodputFigures, LearnerStatus, RoundStatus, RunStatus
 from decoupled_diloco.v1 import admin_pb2 as apb
 from decoupled_diloco.wire.codec import duration_from_wire, duration_to_wire, fragment_version_to_wire, version_to_wire
@@ -145,6 +146,33 @@ def round_to_wire(status: RoundStatus) -> apb.Round:
     if status.version is not None:
         message.version.CopyFrom(version_to_wire(status.version))
     return message
+
+
+def checkpoint_to_wire(
+    state: RunState,
+    *,
+    checkpoint: str,
+    run_id: str,
+    created_at: str,
+    reason: str,
+    automatic: bool,
+    payload_bytes: int,
+    software_version: str,
+) -> apb.Checkpoint:
+    """A checkpoint of a run's state."""
+    return apb.Checkpoint(
+        checkpoint_id=checkpoint,
+        run_id=run_id,
+        created_at=created_at,
+        reason=reason,
+        automatic=automatic,
+        global_step=state.global_step,
+        timeline=state.timeline,
+        rounds_committed_count=state.committed_count,
+        payload_bytes=payload_bytes,
+        software_version=software_version,
+        versions=[version_to_wire(version) for version in state.versions],
+    )
 
 
 def plain(message: Message) -> Plain:
