@@ -79,7 +79,7 @@ def test_the_tapes_of_a_syncer_that_was_killed_and_started_again_replay(tmp_path
         await asyncio.gather(task, return_exceptions=True)
 
     with process(tmp_path, "127.0.0.1:0") as (started, address):
-        asyncio.run(train(address, lambda learner: len(learner.fates) >= 4 and _events(folder) > 20))
+        asyncio.run(train(address, lambda learner: len(learner.applied) >= 8 and _events(folder) > 20))
         started.send_signal(signal.SIGKILL)
         started.wait(20)
     with process(tmp_path, address) as (started, _):
