@@ -51,8 +51,8 @@ from syncer_service.servicer import SyncerServicer
 from syncer_service.serving import Executors, Serving
 from syncer_service.sessions import Sessions
 from syncer_service.shell import Shell
+from syncer_service.store.durable import DurableStore
 from syncer_service.store.interface import Restored, Store
-from syncer_service.store.memory import MemoryStore
 from syncer_service.tape import EventTape, open_tape
 from syncer_service.tape_file import Beginning
 from syncer_service.uploads import Uploads
@@ -124,15 +124,17 @@ async def running_syncer(
         stop: Requested when a finished run has ended, or when a part dies.
         clock: Where instants come from.
         tape: Where (instant, event) goes.
-        store: Where the run's state is kept; default in memory.
+        store: Where the run's state is kept; default: in files in the state directory.
 
     Raises:
-        ConfigError: An address cannot be listened on, or the TLS files or the output directory cannot be used.
+        ConfigError: An address cannot be listened on, or the TLS files, the output directory or the state directory
+            cannot be used.
     """
     check_output_dir(settings.output_dir)
     clock = clock or MonotonicClock()
     async with AsyncExitStack() as stack:
-        parts = await _build(config, settings, stop, clock, tape, store or MemoryStore(), stack)
+        opened = store if store is not None else await asyncio.to_thread(_open_store, config, settings)
+        parts = await _build(config, settings, stop, clock, tape, opened, stack)
         addresses = await _listen(settings, parts, stop, stack)
         log.info(
             "syncer_ready",
@@ -168,6 +170,11 @@ class _Parts:
         self.serving.sessions.close_all(error)
         for slot in self.serving.uploads:
             slot.stream.stop(error.text)
+
+
+def _open_store(config: RunConfig, settings: SyncerSettings) -> Store:
+    """Takes the state directory; what is damaged in it is dealt with now."""
+    return DurableStore(settings.state_dir, config.to_policy(), settings.base_interval_commits)
 
 
 async def _build(
@@ -210,7 +217,7 @@ async def _build(
     driver.connect(shell.execute)
     began_at = clock.now()
     if restored is not None:
-        take_up(restored, serving, shell, began_at)
+        await take_up(restored, serving, shell, began_at)
     if tape is None and (kept := _tape(settings, serving, restored, began_at)) is not None:
         driver.record(kept)
         overview.tape = kept

@@ -6,6 +6,7 @@ from typing import Final
 
 from decoupled_diloco.arrays.schema import Schema
 from decoupled_diloco.config import RunConfig, describe_differences
+from decoupled_diloco.core.rounds import CLOSED_ROUNDS_KEPT
 from decoupled_diloco.runtime.config import ConfigError
 from decoupled_diloco.runtime.logs import get_logger
 from syncer_service.serving import Serving
@@ -49,7 +50,7 @@ def check_same_run(restored: Restored, config: RunConfig, where: str) -> None:
         log.warning("settings_changed", reason="; ".join(differences))
 
 
-def take_up(restored: Restored, serving: Serving, shell: Shell, now: float) -> None:
+async def take_up(restored: Restored, serving: Serving, shell: Shell, now: float) -> None:
     """Puts a restored state into a machine that has seen no event yet, and what belongs to it into the other parts."""
     for loss in restored.losses:
         log.error("committed_state_lost", reason=loss)
@@ -60,6 +61,7 @@ def take_up(restored: Restored, serving: Serving, shell: Shell, now: float) -> N
         serving.model_agreed(serving.agreement.restore(schema, model.fingerprint, model.first_learner))
     shell.restore(restored.fragments, effects)
     machine = serving.machine
+    machine.rounds.closed.extend(await serving.in_store(lambda: serving.store.recent_rounds(CLOSED_ROUNDS_KEPT)))
     log.info(
         "run_restored",
         epoch=serving.epoch,

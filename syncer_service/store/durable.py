@@ -36,9 +36,11 @@ from decoupled_diloco.core.effects import CloseRound, CommitRound
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.run_state import RunState
+from decoupled_diloco.core.status import RoundStatus
 from decoupled_diloco.runtime import failpoints
 from syncer_service.store import recovery, rows
 from syncer_service.store.held import HeldVersions, renamed_commits
+from syncer_service.store.history import round_status
 from syncer_service.store.interface import (
     FIRST_TIMELINE,
     FragmentCommit,
@@ -282,6 +284,11 @@ class DurableStore(HeldVersions):
                 else:
                     self._fragment_files(fragment).undo(placement)
             raise
+
+    def recent_rounds(self, limit: int) -> tuple[RoundStatus, ...]:
+        """See `Store`."""
+        newest = "sequence > (SELECT max(sequence) FROM rounds) - ?"
+        return tuple(round_status(row) for row in rows.read_rounds(self._ledger.connection, newest, (limit,)))
 
     def probe(self) -> None:
         """See `Store`: writes and syncs as many bytes as the largest commit needs, and one transaction."""

@@ -16,6 +16,7 @@ from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.core.effects import CloseRound, CommitRound
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.core.run_state import RunState
+from decoupled_diloco.core.status import RoundStatus
 
 FIRST_TIMELINE: Final = 1
 FIRST_NUMBER: Final = 1
@@ -168,6 +169,9 @@ class Store(Protocol):
 
     def roll_back(self, states: Mapping[int, FragmentState], state: RunState) -> tuple[FragmentCommit, ...]:
         """Makes these values the newest versions, under the names in `state`, with that state, in one transaction."""
+
+    def recent_rounds(self, limit: int) -> tuple[RoundStatus, ...]:
+        """The newest rounds that have ended, oldest first; durations are not kept."""
 
     def probe(self) -> None:
         """Finds out whether the store can write again.

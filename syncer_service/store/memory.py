@@ -9,6 +9,7 @@ from typing import Final
 from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.core.effects import CloseRound, CommitRound
 from decoupled_diloco.core.run_state import RunState
+from decoupled_diloco.core.status import RoundStatus
 from syncer_service.store.held import HeldVersions, renamed_commits
 from syncer_service.store.interface import FragmentCommit, MergedDelta, Restored, RunModel
 
@@ -63,6 +64,10 @@ class MemoryStore(HeldVersions):
         self.hold(commits)
         self.state = state
         return commits
+
+    def recent_rounds(self, limit: int) -> tuple[RoundStatus, ...]:
+        """None of earlier starts; the machine has those of this one."""
+        return ()
 
     def probe(self) -> None:
         """Memory can always be written to."""

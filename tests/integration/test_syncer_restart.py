@@ -14,9 +14,10 @@ import pytest
 from decoupled_diloco.core.policy import Policy
 from syncer_service.store.reader import open_ledger
 from tests.integration.lasting_learner import LastingLearner
-from tests.integration.protocol_learner import Script
+from tests.integration.protocol_learner import ProtocolLearner, Script
 from tests.integration.protocol_link import Link
-from tests.integration.syncers import DEADLINES
+from tests.integration.syncers import DEADLINES, config_of, machine_of, syncer
+from tests.integration.syncers import until as in_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -211,3 +212,18 @@ def process_is_ready(process, seconds=20.0):
 
     asyncio.run(wait())
     assert process.process.poll() is None, process.log
+
+
+async def test_rounds_of_earlier_starts_can_still_be_listed(tmp_path):
+    async with syncer(tmp_path) as running:
+        learner = ProtocolLearner(str(running.addresses.data), "a", config_of().to_policy(), Script())
+        task = asyncio.create_task(learner.run())
+        await in_this_process(running, lambda: machine_of(running).rounds.committed_count >= 6)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        before = [status for status in machine_of(running).rounds.closed if status.version is not None]
+    async with syncer(tmp_path) as running:
+        after = [status for status in machine_of(running).rounds.closed if status.version is not None]
+    assert [(s.round, s.version, s.members, s.state) for s in after] == [
+        (s.round, s.version, s.members, s.state) for s in before
+    ]
