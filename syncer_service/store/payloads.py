@@ -222,7 +222,8 @@ def segment_names(folder: Path) -> list[str]:
 def make_folder(folder: Path) -> None:
     """Makes a folder that is still there after a power failure."""
     if not folder.is_dir():
-        make_folder(folder.parent)
+        if not folder.parent.exists():
+            make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 
