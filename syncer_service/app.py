@@ -26,6 +26,7 @@ from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.syncer import SyncerMachine
 from decoupled_diloco.runtime.channel import SERVER_OPTIONS
 from decoupled_diloco.runtime.clock import Clock, MonotonicClock
+from decoupled_diloco.runtime.config import ConfigError
 from decoupled_diloco.runtime.health import Health, Verdict
 from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest, TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
@@ -41,6 +42,7 @@ from syncer_service.config import SyncerSettings
 from syncer_service.driver import Driver, Tape
 from syncer_service.ending import Ending
 from syncer_service.export import check_output_dir
+from syncer_service.first_parameters import FirstParameters, check_first_parameters
 from syncer_service.metrics import PREFIX, SyncerMetrics
 from syncer_service.overview import Overview
 from syncer_service.persistence import Persistence
@@ -56,6 +58,7 @@ from syncer_service.store.interface import Restored, Store
 from syncer_service.tape import EventTape, open_tape
 from syncer_service.tape_file import Beginning
 from syncer_service.uploads import Uploads
+from syncer_service.warm_start import WarmStartError
 from syncer_service.web import WebServer
 
 BULK_THREADS: Final = 2
@@ -200,7 +203,7 @@ async def _build(
     tasks = TaskSupervisor(stop, log)
     stack.push_async_callback(tasks.close)
     restored = await _open_run(config, settings, store, executors)
-    machine = SyncerMachine(policy)
+    machine = SyncerMachine(policy, initial_from_file=bool(config.run.start_from))
     driver = Driver(machine, clock, settings.queue_events_max, tape)
     agreement = Agreement(config.run.id, config.digest(), config.agreed_values(), policy.fragment_count)
     pool = BufferPool(settings.upload_buffer_bytes_max)
@@ -211,6 +214,7 @@ async def _build(
     )
     persistence = Persistence(serving, tasks, stop)
     shell = Shell(serving, tasks, persistence)
+    shell.first_parameters = FirstParameters(config.run.start_from, config.run.name_map, serving, stop)
     overview = Overview(serving, settings.queue_events_max)
     safekeeping = Safekeeping(settings, serving, shell, after_tasks)
     ending = Ending(config, settings, serving, shell, overview, stop, safekeeping)
@@ -244,6 +248,13 @@ async def _open_run(config: RunConfig, settings: SyncerSettings, store: Store, e
         check_same_run(point.held, config, f'syncer.restore_from = "{point.url}"')
     elif restored is not None:
         check_same_run(restored, config, f'syncer.state_dir = "{settings.state_dir}"')
+    if config.run.start_from and point is None and (restored is None or not restored.fragments):
+        try:
+            await loop.run_in_executor(
+                executors.bulk, check_first_parameters, config.run.start_from, config.run.name_map
+            )
+        except WarmStartError as error:
+            raise ConfigError(str(error)) from error
     await loop.run_in_executor(
         executors.store, store.begin, config.run.id, config.agreed_values(), policy.fragment_count
     )
@@ -254,10 +265,13 @@ async def _open_run(config: RunConfig, settings: SyncerSettings, store: Store, e
 
 def _tape(settings: SyncerSettings, serving: Serving, restored: Restored | None, began_at: float) -> EventTape | None:
     """The event tape of this start; None if none is wanted."""
+    from_file = serving.machine.initial.from_file
     if restored is None:
-        beginning = Beginning("new", began_at)
+        beginning = Beginning("new", began_at, initial_from_file=from_file)
     else:
-        beginning = Beginning("restored", began_at, state=restored.state, newer=tuple(restored.newer))
+        beginning = Beginning(
+            "restored", began_at, initial_from_file=from_file, state=restored.state, newer=tuple(restored.newer)
+        )
     return open_tape(
         settings.state_dir,
         serving.machine,

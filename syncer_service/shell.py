@@ -21,6 +21,7 @@ from decoupled_diloco.runtime.lifecycle import TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.control import Instruction
 from syncer_service.buffers import BufferHold
+from syncer_service.first_parameters import FirstParameters
 from syncer_service.merger import MergeInput, MergeResult, merge_round
 from syncer_service.persistence import Persistence
 from syncer_service.serving import Serving
@@ -70,6 +71,8 @@ class Shell:
         self._merged: dict[int, _Merged] = {}
         self.roll_back_states: dict[str, Mapping[int, FragmentState]] = {}
         """Values of the checkpoints that the run is to be rolled back to, by checkpoint."""
+        self.first_parameters: FirstParameters | None = None
+        """Reads the initial parameters, for a run that does not take those of a learner."""
         self.ended: asyncio.Future[fx.EndRun] = asyncio.get_running_loop().create_future()
         """Completes when the run is over."""
         self._handlers: dict[type[fx.Effect], Callable[..., None]] = {
@@ -78,6 +81,7 @@ class Shell:
             fx.CommitRound: self._commit_round,
             fx.CloseRound: self._close_round,
             fx.PublishFragment: self._publish,
+            fx.LoadInitialParameters: self._load_initial,
             fx.CommitInitialParameters: self._commit_initial,
             fx.DiscardInitialParameters: self._discard_initial,
             fx.ExpireLearner: self._expire,
@@ -212,6 +216,15 @@ class Shell:
         self._serving.publications.forget_before(effect.fragment, effect.version)
 
     # --- the beginning and the end ---
+
+    def _load_initial(self, _: fx.LoadInitialParameters) -> None:
+        self._start(self._initialize_from_file(), "initial parameters from a file")
+
+    async def _initialize_from_file(self) -> None:
+        assert self.first_parameters is not None
+        staged = await self.first_parameters.stage()
+        if staged is not None:
+            await self._initialize(staged)
 
     def _commit_initial(self, effect: fx.CommitInitialParameters) -> None:
         self._start(self._initialize(effect), "commit of the initial parameters")
