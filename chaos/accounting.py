@@ -161,7 +161,7 @@ def surely_seen(ledger: Ledger, incarnation: Incarnation) -> int:
     return max(
         (
             member.total_token_count
-            for row in ledger.rounds
+            for row in ledger.kept_rounds()
             for member in row.contributions
             if (member.learner, member.incarnation) == (incarnation.learner, incarnation.number)
         ),

@@ -94,8 +94,9 @@ class Ledger:
     """What the syncer has written down.
 
     Attributes:
-        rounds: all committed rounds, in the order of their commits, also those that a roll-back has undone.
-        versions: every version that ever had a name, by fragment, in the order of (timeline, number).
+        rounds: all committed rounds, in the order of their commits, also those that a roll-back, or the loss of a disk,
+            has undone.
+        versions: every version that ever had a name, by fragment, in the order of their commits.
         state: the newest state of the run.
         policy: what the run goes by.
     """

@@ -14,7 +14,7 @@ from chaos.processes import Exit, Processes
 from chaos.proxy import BOTH, FAIR, Conditions, Direction, Link
 from chaos.schedule import Fault
 
-AT_A_START: Final = {"join.after_answer", "recovery.after_fragment"}
+AT_A_START: Final = {"join.after_answer", "recovery.after_fragment", "recovery.after_part"}
 """Failpoints that a process comes to only when it begins: it is killed first, and then again."""
 POINT_SECONDS_MAX: Final = 12.0
 """A process that has not come to a failpoint after this long is let off."""
@@ -45,6 +45,7 @@ class Injector:
         processes: what it is done to.
         links: every participant's way to the syncer, and its peers' way to it.
         disk: what the syncer's state lies on.
+        lose_disk: takes the syncer's disk away and has it start elsewhere; returns what is to be said of it.
         say: tells people what is done.
     """
 
@@ -52,6 +53,7 @@ class Injector:
     processes: Processes
     links: Mapping[str, tuple[Link, ...]]
     disk: Disk
+    lose_disk: Callable[[float], str]
     say: Callable[[str], None]
     done: list[Done] = field(default_factory=list)
     _conditions: dict[str, dict[int, Conditions]] = field(default_factory=dict)
@@ -115,6 +117,9 @@ class Injector:
             case "disk-full":
                 self.disk.fill()
                 self._began(done, self.disk.empty)
+            case "disk-lost":
+                self.plan.mirror_flag.touch()
+                self._undo.append((time.monotonic() + float(fault.choice), lambda: self._lose_disk(done), done))
             case "wrong-clock":
                 self.processes.programs[victim].clock_off_seconds = float(fault.choice)
                 self._kill(done)
@@ -160,6 +165,14 @@ class Injector:
         self.plan.flag(victim, done.fault.choice).unlink(missing_ok=True)
         self.processes.pardon(victim)
         done.note = "the process did not come to this point"
+
+    def _lose_disk(self, done: Done) -> None:
+        """The disk that is lost, and the one elsewhere, is not full any more."""
+        self.disk.empty()
+        done.note = self.lose_disk(done.fault.seconds)
+        self.plan.mirror_flag.unlink(missing_ok=True)
+        self.say(f"{'':10}  {done.note}")
+        self._began(done, lambda: None)
 
     def _misbehave(self, done: Done) -> None:
         if self.processes.is_up(ROGUE):

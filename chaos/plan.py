@@ -41,6 +41,7 @@ class Plan:
         seed: what the schedule and the quorum follow from.
         seconds: length of the part with faults.
         kinds: kinds of faults.
+        mean_gap_seconds: between the beginnings of two faults.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Plan:
     seconds: float
     kinds: Sequence[str]
     learners: tuple[str, ...] = LEARNERS
+    mean_gap_seconds: float = 5.0
 
     @property
     def quorum(self) -> int:
@@ -57,7 +59,7 @@ class Plan:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The schedule."""
-        return draw(self.seed, self.seconds, self.learners, self.kinds)
+        return draw(self.seed, self.seconds, self.learners, self.kinds, self.mean_gap_seconds)
 
     @property
     def run_file(self) -> Path:
@@ -73,6 +75,15 @@ class Plan:
     def state_dir(self) -> Path:
         """The syncer's durable state."""
         return self.disk / "state"
+
+    @property
+    def mirror(self) -> Path:
+        """The syncer's mirror, on another disk."""
+        return self.folder / "mirror"
+
+    def lost_state(self, number: int) -> Path:
+        """The state directory of the n-th disk that was lost, kept as evidence; no process of the run sees it."""
+        return self.folder / "lost" / str(number)
 
     def journal(self, learner: str) -> Path:
         """A learner's journal."""
@@ -90,6 +101,11 @@ class Plan:
     def full_flag(self) -> Path:
         """The file whose presence makes the syncer's disk full."""
         return self.flag(SYNCER, "full")
+
+    @property
+    def mirror_flag(self) -> Path:
+        """The file in whose presence the mirror takes nothing."""
+        return self.flag(SYNCER, "mirror")
 
     def write(self) -> None:
         """Makes the folders and the run file."""

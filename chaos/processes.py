@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from chaos.ledger_file import holds_run
 from chaos.plan import ROGUE, STEP_SECONDS, Plan
 from chaos.schedule import LEARNER_POINTS, SYNCER, SYNCER_POINTS
 from decoupled_diloco.runtime import failpoints
@@ -19,6 +20,8 @@ from decoupled_diloco.runtime import failpoints
 STOP_SECONDS: Final = 15.0
 PARDON_SECONDS: Final = 0.5
 """A process that ended without being asked to is started again after this long, as a service would be."""
+CHECKPOINT_INTERVAL_STEPS: Final = 30
+"""Often enough for a process that is to die in the middle of a checkpoint."""
 NEVER: Final = float("inf")
 
 
@@ -67,14 +70,14 @@ class Processes:
         syncer_ports: data, admin, HTTP.
         learner_syncer: the address at which each participant reaches the syncer: its own link of the proxy.
         peers: by learner: where it serves its peers, and the address that they are told, a link as well.
-        syncer_arguments: further flags of the syncer.
+        restores_from_mirror: the syncer's disk was lost, and its first start elsewhere has not gone on from the mirror.
     """
 
     plan: Plan
     syncer_ports: tuple[int, int, int]
     learner_syncer: Mapping[str, str]
     peers: Mapping[str, tuple[str, str]]
-    syncer_arguments: list[str] = field(default_factory=list)
+    restores_from_mirror: bool = False
     programs: dict[str, Program] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)
     _meant: set[str] = field(default_factory=set)
@@ -83,13 +86,22 @@ class Processes:
 
     def start_syncer(self) -> None:
         """Starts the syncer."""
-        data, admin, http = (f"127.0.0.1:{port}" for port in self.syncer_ports)
-        arguments = ["syncer_service", "--run-file", str(self.plan.run_file), "--listen", data]
-        arguments += ["--admin-listen", admin, "--http-listen", http, "--state-dir", str(self.plan.state_dir)]
-        arguments += ["--output-dir", str(self.plan.folder / "output"), *self.syncer_arguments]
         rules = [self._kill_rule(SYNCER, point) for point in SYNCER_POINTS]
         rules.append(f"commit.before_payload_sync=enospc@{self.plan.full_flag.absolute()}")
-        self._start(SYNCER, Program(arguments, {failpoints.VARIABLE: ",".join(rules)}))
+        rules.append(f"mirror.before_manifest=enospc@{self.plan.mirror_flag.absolute()}")
+        self._start(SYNCER, Program(self._syncer_arguments(), {failpoints.VARIABLE: ",".join(rules)}))
+
+    def _syncer_arguments(self) -> list[str]:
+        """As of now: its ports may have changed, and it may have to go on from the mirror."""
+        data, admin, http = (f"127.0.0.1:{port}" for port in self.syncer_ports)
+        plan = self.plan
+        arguments = ["syncer_service", "--run-file", str(plan.run_file), "--listen", data, "--admin-listen", admin]
+        arguments += ["--http-listen", http, "--state-dir", str(plan.state_dir), "--mirror-url", str(plan.mirror)]
+        arguments += ["--output-dir", str(plan.folder / "output")]
+        arguments += ["--checkpoint-interval-steps", str(CHECKPOINT_INTERVAL_STEPS)]
+        if self.restores_from_mirror and not holds_run(plan.state_dir):
+            arguments += ["--restore-from", str(plan.mirror)]
+        return arguments
 
     def start_learner(self, name: str) -> None:
         """Starts a learner, with nothing but its id."""
@@ -117,6 +129,8 @@ class Processes:
 
     def _launch(self, name: str) -> None:
         program = self.programs[name]
+        if name == SYNCER:
+            program.arguments = self._syncer_arguments()
         command = [sys.executable, "-m"]
         if program.clock_off_seconds:
             command += ["chaos.wrong_clock", str(program.clock_off_seconds)]
@@ -147,14 +161,14 @@ class Processes:
             program.process.send_signal(number)
 
     def kill(self, name: str, down_seconds: float) -> None:
-        """SIGKILL; the supervisor starts it again after so long."""
-        self.expect_death(name)
-        self.signal(name, signal.SIGKILL)
-        process = self.programs[name].process
-        assert process is not None
-        process.wait()
-        self.look()
-        self.programs[name].restart_at = time.monotonic() + down_seconds
+        """SIGKILL, if it is up; the supervisor starts it again after so long."""
+        program = self.programs[name]
+        if program.process is not None:
+            self.expect_death(name)
+            self.signal(name, signal.SIGKILL)
+            program.process.wait()
+            self.look()
+        program.restart_at = time.monotonic() + down_seconds
 
     def expect_death(self, name: str) -> None:
         """The next end of this process is meant."""

@@ -13,7 +13,14 @@ from chaos.checker import RULES
 from chaos.run import Outcome
 from chaos.watch import recovery
 
-RULES_OF_THE_RUN = ("heals", "ends in order", "processes live", "no faults logged", "tape replays")
+RULES_OF_THE_RUN = (
+    "loss within the lag",
+    "heals",
+    "ends in order",
+    "processes live",
+    "no faults logged",
+    "tape replays",
+)
 NOTE = (
     "Seconds are from outside, by looking every 0.2 s at a run on shared cores. detect: until the syncer no longer "
     "counted on a learner. next_commit: from the fault to the next committed round. back: from the new start or the "

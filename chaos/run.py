@@ -17,8 +17,9 @@ from chaos.disk import Disk
 from chaos.evidence import Evidence, read_journals
 from chaos.inject import Injector
 from chaos.ledger_file import read_ledger
+from chaos.mirror_lag import compare_loss, mirror_lag, mirrored_count
 from chaos.plan import ROGUE, Plan
-from chaos.processes import Processes, free_ports
+from chaos.processes import PARDON_SECONDS, Exit, Processes, free_ports
 from chaos.proxy import Proxy
 from chaos.schedule import SYNCER
 from chaos.watch import Sample, Watch
@@ -71,6 +72,8 @@ class Run:
         self._say = say
         self._violations: list[Violation] = []
         self._heal_seconds: float | None = None
+        self._lost_states: list[Path] = []
+        self._notes: list[str] = []
 
     def make(self) -> Outcome:
         """Starts everything, does the schedule, lets the run heal, ends it, and judges it.
@@ -81,6 +84,7 @@ class Run:
         plan = self._plan
         shutil.rmtree(plan.folder, ignore_errors=True)
         plan.write()
+        self._policy = resolve_run(RunConfig, run_file=plan.run_file).value.to_policy()
         began_at = time.monotonic()
         with ExitStack() as stack:
             disk = stack.enter_context(Disk(plan.disk, plan.full_flag))
@@ -97,23 +101,31 @@ class Run:
             )
             stack.callback(self._processes.stop_all)
             self._watch = stack.enter_context(Watch(self._admin_address))
-            self._injector = Injector(plan, self._processes, self._links, disk, self._say)
+            self._injector = Injector(plan, self._processes, self._links, disk, self._lose_disk, self._say)
             self._stand()
             self._do_faults()
             self._heal()
             self._finish()
             kept = shutil.copytree(plan.state_dir, plan.folder / "state", dirs_exist_ok=True)
         ended_at = time.monotonic()
-        config = resolve_run(RunConfig, run_file=plan.run_file).value
         evidence = Evidence(
             read_journals(sorted((plan.folder / "journals").glob("*.jsonl"))),
-            read_ledger(kept, config.to_policy()),
+            read_ledger([*self._lost_states, kept], self._policy),
             self._disturbed(),
         )
         judged_here = (*self._violations, *self._unexpected_exits(), *self._faults_in_logs())
-        violations = [*judged_here, *_replayed(kept / TAPE_FOLDER), *check(evidence)]
+        replayed = [text for folder in [*self._lost_states, kept] for text in _replayed(folder / TAPE_FOLDER)]
+        violations = [*judged_here, *replayed, *check(evidence)]
         return Outcome(
-            plan, self._injector, self._watch.samples, violations, evidence, began_at, ended_at, self._heal_seconds
+            plan,
+            self._injector,
+            self._watch.samples,
+            violations,
+            evidence,
+            began_at,
+            ended_at,
+            self._heal_seconds,
+            self._notes,
         )
 
     # ---- phases ------------------------------------------------------------------------------------------------------
@@ -197,6 +209,27 @@ class Run:
     def _admin_address(self) -> str:
         return f"{HOST}:{self._processes.syncer_ports[1]}"
 
+    def _lose_disk(self, down_seconds: float) -> str:
+        """Kills the syncer, takes its disk, and has it start at other ports from the mirror; returns what was lost."""
+        plan, processes = self._plan, self._processes
+        shown = mirror_lag(processes.syncer_ports[2])
+        processes.kill(SYNCER, down_seconds)
+        lost = plan.lost_state(len(self._lost_states) + 1)
+        shutil.copytree(plan.state_dir, lost)
+        shutil.rmtree(plan.state_dir)
+        self._lost_states.append(lost)
+        processes.restores_from_mirror = True
+        data, admin, http = free_ports(3)
+        processes.syncer_ports = (data, admin, http)
+        for link in (self._links[name][0] for name in (*plan.learners, ROGUE)):
+            link.target = (HOST, data)
+        ledger = read_ledger([lost], self._policy)
+        text, is_kept = compare_loss(ledger, mirrored_count(plan.mirror), shown)
+        self._notes.append(text)
+        if not is_kept:
+            self._violations.append(Violation("loss within the lag", text))
+        return text
+
     # ---- what is judged besides the evidence -------------------------------------------------------------------------
 
     def _faults_in_logs(self) -> list[Violation]:
@@ -213,8 +246,17 @@ class Run:
         return [
             Violation("processes live", f"{ended.name} ended with exit code {ended.code}; see its log")
             for ended in self._processes.exits
-            if not ended.was_meant and ended.code != 0 and ended.name != ROGUE
+            if not ended.was_meant and ended.code != 0 and ended.name != ROGUE and not self._had_no_disk(ended)
         ]
+
+    def _had_no_disk(self, ended: Exit) -> bool:
+        """Whether it is the syncer, and could not start because its disk took nothing."""
+        return ended.name == SYNCER and any(
+            done.fault.kind == "disk-full"
+            and done.began_at is not None
+            and done.began_at <= ended.t <= (done.ended_at or float("inf")) + PARDON_SECONDS
+            for done in self._injector.done
+        )
 
     def _disturbed(self) -> tuple[tuple[str, float, float], ...]:
         """When processes were suspended."""

@@ -72,6 +72,15 @@ KINDS: Final[dict[str, Kind]] = {
         Kind("huge", "a participant contributes 1e38", "rogue", (5.0, 8.0), 0.7, 1),
         Kind("disk-full", "the syncer's disk takes nothing", "syncer", (1.0, 5.0), 0.7, 1),
         Kind(
+            "disk-lost",
+            "the mirror takes nothing (for seconds), the disk is gone; the syncer starts elsewhere from the mirror",
+            "syncer",
+            (0.2, 1.0),
+            0.4,
+            1,
+            ("0", "2", "5"),
+        ),
+        Kind(
             "wrong-clock",
             "one host's wall clock is off (by seconds)",
             "either",

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from decoupled_diloco.core.errors import PeerError, UnreachableError
@@ -128,22 +129,22 @@ def recovery(samples: Iterable[Sample], victim: str, began: float, ended: float 
     """
     listed = list(samples)
     before = [sample for sample in listed if sample.t <= began]
-    committed_before = before[-1].committed_count if before else 0
     after = [sample for sample in listed if sample.t > began]
-    next_commit = next((s.t - began for s in after if s.committed_count > committed_before), None)
-    at_end = [sample for sample in listed if ended is not None and sample.t > ended]
+    next_commit = next(
+        (now.t - began for last, now in pairwise(listed) if now.t > began and _is_later(last, now)), None
+    )
+    at_end = [pair for pair in pairwise(listed) if ended is not None and pair[1].t > ended]
     known = before[-1].learners.get(victim) if before else None
     if known is None:
         back = None
         if ended is not None and victim not in (listed[-1].learners if listed else {}):
-            back = next((s.t - ended for s in at_end if s.committed_count > committed_before), None)
-        return Recovery(None, next_commit, back)
+            back = next((now.t - ended for last, now in at_end if _is_later(last, now)), None)
+        return Recovery(None, _rounded(next_commit), _rounded(back))
     while_it_lasts = [s for s in after if ended is None or s.t <= ended + LOOK_SECONDS]
     detect = next((s.t - began for s in while_it_lasts if _is_away(s, victim, known.incarnation)), None)
     back = None
-    if ended is not None and at_end:
-        baseline = [s for s in listed if s.t <= ended and victim in s.learners][-1].learners[victim]
-        back = next((s.t - ended for s in at_end if _has_merged(s, victim, baseline)), None)
+    if ended is not None:
+        back = next((now.t - ended for last, now in at_end if _has_merged(last, now, victim)), None)
     return Recovery(_rounded(detect), _rounded(next_commit), _rounded(back))
 
 
@@ -152,9 +153,14 @@ def _is_away(sample: Sample, victim: str, incarnation: int) -> bool:
     return seen is not None and (seen.state in AWAY or seen.incarnation != incarnation)
 
 
-def _has_merged(sample: Sample, victim: str, before: LearnerSeen) -> bool:
-    seen = sample.learners.get(victim)
-    return seen is not None and seen.merged_count > before.merged_count
+def _is_later(last: Sample, now: Sample) -> bool:
+    """Whether a round was committed between two looks. A lost disk takes the count back."""
+    return now.committed_count > last.committed_count
+
+
+def _has_merged(last: Sample, now: Sample, victim: str) -> bool:
+    before, after = last.learners.get(victim), now.learners.get(victim)
+    return after is not None and before is not None and after.merged_count > before.merged_count
 
 
 def _rounded(seconds: float | None) -> float | None:

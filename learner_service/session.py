@@ -338,7 +338,7 @@ class Session:
                 params = self._parts.device.overwrite(params, arrived.staged)
                 if self._parts.verifies_applied:
                     self._verify(params, apply.fragment, arrived)
-                if self._hold is Hold.RECOVERING:
+                if self._hold is Hold.RECOVERING or not self._is_started:
                     failpoints.hit("recovery.after_fragment")
         for fragment, copy in self._parts.device.copy(params, (s.copy.fragment for s in plan.slots)).items():
             next(slot for slot in plan.slots if slot.copy.fragment == fragment).fill(copy)
