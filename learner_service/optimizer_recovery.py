@@ -19,6 +19,7 @@ import numpy as np
 from decoupled_diloco.arrays.optimizer_fragments import OptimizerFragments, Payload
 from decoupled_diloco.core.errors import PeerError, Recourse, UnreachableError
 from decoupled_diloco.core.ids import Version
+from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.channel import Backoff
 from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
@@ -222,6 +223,7 @@ class OptimizerRecovery:
                 reason = str(error)
             else:
                 donor.gave = True
+                failpoints.hit("recovery.after_part")
                 return receipt.payload
             if is_last_attempt:
                 self._lose(donor, reason)

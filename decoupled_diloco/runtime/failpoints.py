@@ -50,6 +50,7 @@ POINTS: Final[Mapping[str, str]] = {
     "contribution.before_send": "A learner is about to send a contribution, for the first time or again.",
     "download.after_fetch": "A learner holds a new version in host memory; its parameters do not.",
     "recovery.after_fragment": "A learner that starts over has written one of the fragments.",
+    "recovery.after_part": "A recovering learner has one part of its optimizer's state from a peer, in host memory.",
 }
 """All points, each with where the process stands when it is reached."""
 
