@@ -176,7 +176,7 @@ class Link:
             return data
         self.flipped_count += 1
         wrong = bytearray(data)
-        wrong[len(wrong) // 2] ^= 0x10
+        wrong[len(wrong) // (2 if direction is Direction.UP else 3)] ^= 0x10  # so that what is echoed is not healed
         return bytes(wrong)
 
 
