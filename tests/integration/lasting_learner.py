@@ -87,6 +87,7 @@ class LastingLearner(ProtocolLearner):
         if isinstance(failure, PeerError) and failure.recourse is Recourse.JOIN_AGAIN:
             for task in list(self._work):
                 task.cancel()
+            self.fates.clear()  # a run that was restored from a copy uses numbers of rounds that are lost again
             await self._join_at_last()
             self._wake.set()
             return

@@ -252,3 +252,23 @@ async def test_a_folder_that_cannot_be_written_hurts_nobody_and_is_tried_again(t
         await until(running, folder.names)
         await committed(running, machine_of(running).rounds.committed_count + 1)
         assert (await checkpoints.listing()).found
+
+
+async def test_a_roll_back_outlives_the_syncer(tmp_path):
+    async with training(tmp_path) as (running, _):
+        await committed(running, 4)
+        checkpoints = running.safekeeping.checkpoints
+        manifest = await checkpoints.create("good")
+        await committed(running, machine_of(running).rounds.committed_count + 4)
+        await checkpoints.roll_back("good", "")
+        versions = list(machine_of(running).versions)
+    async with training(tmp_path) as (running, team):
+        machine = machine_of(running)
+        assert machine.timeline == 2
+        assert all(now >= then for now, then in zip(machine.versions, versions, strict=True))
+        newest = running.ending._shell.newest()
+        for fragment, version in enumerate(manifest.state.versions):
+            if newest[fragment].version == versions[fragment]:
+                assert newest[fragment].version.digest == version.digest
+        await committed(running, machine.rounds.committed_count + 4)
+        assert {version.timeline for _, version, _ in team[0].applied} == {2}

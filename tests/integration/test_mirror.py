@@ -114,16 +114,16 @@ async def test_what_is_lost_with_the_disk_is_the_lag_that_was_shown(tmp_path, mo
         async with syncer(tmp_path / "second", config, listen=listen, mirror_url=url, restore_from=url) as running:
             machine = machine_of(running)
             assert machine.rounds.committed_count == count - lag, "the loss is the lag"
-            assert machine.timeline == 2
+            assert machine.timeline > 1
             assert machine.global_step == mirrored.state.global_step
             assert [v.digest for v in machine.versions] == [v.digest for v in mirrored.state.versions]
             assert machine.membership.newest_incarnation > used
             started = [v.number for v in machine.versions]
-            await until(running, lambda: all(v.number > n for v, n in zip(machine.versions, started, strict=True)))
+            await until(running, lambda: all(v.number > n + 3 for v, n in zip(machine.versions, started, strict=True)))
             assert [learner.joins for learner in team] == [2, 2], "they join again by themselves"
             await caught_up(running)
             assert figure(running, "mirror_failures_total") == 0
-        assert read(url)[0].state.timeline == 2
+        assert read(url)[0].state.timeline == machine.timeline
         for learner in team:
             timelines = [version.timeline for _, version, _ in learner.applied]
             assert timelines == sorted(timelines)
