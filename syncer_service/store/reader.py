@@ -73,6 +73,22 @@ class LedgerIncarnation:
     written_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerLearner:
+    """A learner or observer as of the newest state; `evicted` is the reason, None if it is not."""
+
+    learner: str
+    incarnation: int
+    role: str
+    slot: int
+    cursor: int
+    lost: bool
+    has_left: bool
+    left_reason: str
+    must_join_again: str
+    evicted: str | None
+
+
 class LedgerReader:
     """What the ledger says. See `open_ledger`."""
 
@@ -117,6 +133,18 @@ class LedgerReader:
         """All incarnations, in their order."""
         columns = "incarnation, learner, role, slot, epoch, written_at"
         return tuple(LedgerIncarnation(*row) for row in self._all(f"SELECT {columns} FROM incarnations ORDER BY 1"))
+
+    def learners(self) -> tuple[LedgerLearner, ...]:
+        """All learners and observers, by id."""
+        columns = "learner, incarnation, role, slot, cursor, lost, has_left, left_reason, must_join_again"
+        return tuple(
+            LedgerLearner(
+                learner, incarnation, role, slot, cursor, bool(lost), bool(has_left), left_reason, again, evicted
+            )
+            for learner, incarnation, role, slot, cursor, lost, has_left, left_reason, again, evicted in self._all(
+                f"SELECT {columns}, evicted FROM learners ORDER BY learner"
+            )
+        )
 
     def slot_cursors(self) -> dict[int, int]:
         """The committed cursor of every slot, as of the newest state."""

@@ -1,6 +1,7 @@
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.core.effects import CloseRound
 from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.runtime import failpoints
 from syncer_service.store import ledger, schema
 from syncer_service.store.durable import DurableStore
 from syncer_service.store.interface import FencedError, StorageError, VersionGoneError
@@ -196,6 +198,7 @@ def test_a_syncer_that_lost_its_epoch_writes_nothing(tmp_path):
         connection.execute("UPDATE run SET epoch = 2")
         connection.execute("INSERT INTO starts VALUES (2, 0, NULL, 'elsewhere', 4711, NULL)")
     before = contents(tmp_path)
+    failpoints.arm("commit.in_payload_write=kill@1+")  # not even a payload is begun
     commit, delta, row, state = run.next_round()
     states = {fragment: FragmentState.initial(values(fragment, 7)) for fragment in range(FRAGMENTS)}
     for write in (
@@ -213,6 +216,7 @@ def test_a_syncer_that_lost_its_epoch_writes_nothing(tmp_path):
     run.store.stage_initial("a", 1, 1, values(1, 0))
     with pytest.raises(FencedError):
         run.store.commit_initial("a", 1, FRAGMENTS)
+    failpoints.arm("")
     assert contents(tmp_path) == before
     run.close()
     assert contents(tmp_path) == before
@@ -313,6 +317,60 @@ def test_values_of_the_run_file_that_change_are_taken_down(tmp_path):
             ("outer.momentum", None, "0.5"),
         ]
         assert opened.config_values()["outer.learning_rate"] == "0.6"
+
+
+def test_learners_and_slots_are_taken_down_as_the_state_has_them(tmp_path, monkeypatch):
+    run = TestRun(tmp_path).begin().commits(2)
+    late = replace(run.state.learners[0], incarnation=3, slot=5, peer_address="10.0.0.7:4711")
+    state = replace(
+        run.state,
+        learners=(late, run.state.learners[1]),
+        slot_cursors={**run.state.slot_cursors, 5: 12},
+        evicted={"beta": "it sent nonsense"},
+    )
+    with monkeypatch.context() as patched:  # the transaction fails after the rows were written
+        patched.setattr(run.store._ledger, "put_state", fails_after(run.store._ledger.put_state))
+        with pytest.raises(StorageError, match="disk is full"):
+            run.store.save_state(state)
+    with open_ledger(tmp_path) as opened:
+        assert [i.incarnation for i in opened.incarnations()] == [1, 2]
+    run.store.save_state(state)
+    with open_ledger(tmp_path) as opened:
+        assert [(i.incarnation, i.learner, i.slot) for i in opened.incarnations()] == [
+            (1, "alpha", 0),
+            (2, "beta", 1),
+            (3, "alpha", 5),
+        ]
+        alpha, beta = opened.learners()
+        assert (alpha.incarnation, alpha.slot, alpha.cursor, alpha.evicted) == (3, 5, 2, None)
+        assert (beta.incarnation, beta.evicted, beta.lost) == (2, "it sent nonsense", False)
+        assert opened.slot_cursors() == {0: 2, 1: 2, 5: 12}
+    run.close()
+
+
+def fails_after(work):
+    def wrapped(*arguments):
+        work(*arguments)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    return wrapped
+
+
+def test_a_file_that_is_in_the_way_of_a_new_segment_is_replaced(tmp_path):
+    run = TestRun(tmp_path, base_interval=1).begin()
+    (tmp_path / "fragments" / "0000" / "1.2.1.seg").write_bytes(b"left behind by an attempt that failed")
+    commit = run.commit()
+    run.close()
+    assert_same_commits({0: commit}, {0: run.open().restored().fragments[0]})
+    run.close()
+
+
+def test_a_version_that_the_ledger_does_not_list_is_not_passed_over(tmp_path):
+    TestRun(tmp_path).begin().commits(3).close()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as connection, connection:
+        connection.execute("DELETE FROM versions WHERE round = 3")
+    with pytest.raises(StateError, match="version 1.2 of fragment 0 is the newest that was written down.*says 1.3"):
+        TestRun(tmp_path).open()
 
 
 def test_an_abandoned_round_that_is_opened_again_may_commit(tmp_path):
