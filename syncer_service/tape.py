@@ -50,7 +50,7 @@ WRITE_SECONDS: Final = 0.5
 """How often what waits is written."""
 
 CAPTURE_SECONDS_MIN: Final = 10.0
-"""Time between two captures of the machine; each takes a millisecond or a few of the event loop."""
+"""Time between two captures of the machine; each takes some milliseconds of the event loop (benchmarks/tape.py)."""
 
 CLOSE_SECONDS_MAX: Final = 10.0
 """How long an end waits for the disk."""
