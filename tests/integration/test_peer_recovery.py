@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import optax
@@ -13,6 +14,7 @@ from tests.integration.learner_threads import Trainee, eventually, figure, start
 from tests.integration.syncers import config_of, machine_of, syncer, until
 from tests.integration.test_learner_session import state_of
 
+TLS = Path(__file__).parents[1] / "data" / "tls"
 PEER = {"peer_listen": "127.0.0.1:0"}
 
 
@@ -240,3 +242,33 @@ async def test_a_learner_that_drains_while_it_recovers_leaves(tmp_path):
                     await asyncio.gather(*tasks)
                 assert b.states == []
                 assert b.session.end_reason == "told to"
+
+
+async def test_peers_speak_tls_like_everybody_else(tmp_path, capsys):
+    config = config_of()
+    served = {"tls_certificate": TLS / "server.pem", "tls_key": TLS / "server.key"}
+    dialled = {"tls_ca": TLS / "authority.pem"}
+    own = {"tls_certificate": TLS / "caller.pem", "tls_key": TLS / "caller.key"}
+    async with syncer(tmp_path, config, **served) as running:
+        address = str(running.addresses.data)
+        a, b = Adept("a"), Adept("b", seed=2)
+        async with training(address, config, a, **PEER, **dialled, **own):
+            await begun(running, a)
+            async with training(address, config, b, **dialled):
+                await b.has_steps(3)
+                assert b.recovered
+                assert_is_of(b, a)
+    assert "optimizer_recovered" in capsys.readouterr().err
+
+
+async def test_a_peer_elsewhere_is_not_dialled_in_plaintext(tmp_path, capsys):
+    config = config_of()
+    async with syncer(tmp_path, config) as running:
+        address = str(running.addresses.data)
+        a, b = Adept("a"), Adept("b", seed=2)
+        async with training(address, config, a, **PEER, peer_advertise="203.0.113.5:50061"):
+            await begun(running, a)
+            async with training(address, config, b):
+                await b.has_steps(3)
+                assert sources(b) == {"fresh": 1}
+    assert "a at 203.0.113.5:50061: it is not on this machine, and there is no TLS here" in capsys.readouterr().err
