@@ -210,6 +210,41 @@ ROWS: dict[str, list[Panel]] = {
             },
         ),
     ],
+    "Restore points": [
+        Panel(
+            "Mirror: rounds behind",
+            "Committed rounds that would be lost with the syncer's disk; nothing is drawn without a mirror.",
+            {"rounds": f"{S}_mirror_lag_rounds"},
+        ),
+        Panel(
+            "Mirror: seconds behind",
+            "Age of the mirrored position while the run is ahead of it.",
+            {"seconds": f"{S}_mirror_lag_seconds"},
+            "s",
+        ),
+        Panel(
+            "Mirror: copies",
+            "Positions copied, and attempts that failed, per second.",
+            {"copied": rate("mirror_copies_total"), "failed": rate("mirror_failures_total")},
+            "ops",
+        ),
+        Panel(
+            "Checkpoints",
+            "Attempts since the start of the syncer, by outcome.",
+            {"{{outcome}}": f"{S}_checkpoints_total"},
+        ),
+        Panel(
+            "Steps since the newest checkpoint",
+            "What a roll-back to it would undo; only of checkpoints that this process has written.",
+            {"steps": f"{S}_global_steps - {S}_checkpoint_global_steps"},
+        ),
+        Panel(
+            "Mirror: payload",
+            "Bytes per second written to the mirror.",
+            {"written": rate("mirror_bytes_total")},
+            "Bps",
+        ),
+    ],
 }
 
 
