@@ -70,7 +70,8 @@ class Processes:
 
     def start_learner(self, name: str, *settings: str) -> None:
         """Starts one learner (again), with settings of its own."""
-        self._start(name, "learner_service", ["--learner-id", name, *self._participant(), *settings])
+        own = ["--learner-id", name, "--peer-listen", "127.0.0.1:0"]
+        self._start(name, "learner_service", [*own, *self._participant(), *settings])
 
     def start_evaluator(self) -> None:
         """Starts the evaluator."""

@@ -241,3 +241,18 @@ def test_help_names_every_flag_and_where_settings_come_from(capsys: pytest.Captu
     assert "--learner-id VALUE" in text
     assert "DECOUPLED_DILOCO_SECTION__KEY" in text
     assert "--insecure, --no-insecure" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--peer-advertise", "10.0.0.1:50061"), "learner.peer_advertise"),
+        (("--peer-listen", "0.0.0.0:50061"), "learner.peer_listen"),
+        (("--peer-listen", "127.0.0.1:50061", "--peer-advertise", "nowhere"), "host:port"),
+        (("--peer-recovery-seconds", "-1"), "learner.peer_recovery_seconds"),
+    ],
+)
+def test_settings_for_peers_that_cannot_be_used_are_named(arguments: tuple[str, ...], text: str) -> None:
+    code, _, err, _ = run(LEARNER_PROGRAM, *arguments)
+    assert code == ExitCode.CONFIG
+    assert text in err
