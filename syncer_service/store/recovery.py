@@ -47,6 +47,11 @@ class FragmentFound:
     lost: tuple[StoredVersion, ...]
     damage: DamageError | None
 
+    @property
+    def newest(self) -> StoredVersion:
+        """The row of the newest version, whole or not."""
+        return self.lost[-1] if self.lost else self.stored
+
 
 def fragment_folder(state_dir: Path, fragment: int) -> Path:
     """Where a fragment's segments are."""
@@ -128,14 +133,15 @@ def forgotten_records(ledger: Ledger, state_dir: Path, found: Sequence[FragmentF
     """
     headers: list[RecordHeader] = []
     for item in found:
-        fragment = item.stored.fragment
+        fragment, newest = item.stored.fragment, item.newest.version
         folder = fragment_folder(state_dir, fragment)
         known = newest_segments(ledger, fragment)
         for name in segment_names(folder):
             if name in known or not _is_named(ledger, fragment, name):
-                headers += _records_from(folder / name, known.get(name, 0), ledger.owner.store)
-    rounds = tuple(header for header in headers if header.round)
-    return rounds if len(rounds) > 1 else ()
+                behind = _records_from(folder / name, known.get(name, 0), ledger.owner.store)
+                # Not those of a version that was committed at a second attempt.
+                headers += [header for header in behind if header.round and header.version > newest]
+    return tuple(headers) if len(headers) > 1 else ()
 
 
 def _is_named(ledger: Ledger, fragment: int, segment: str) -> bool:
@@ -192,7 +198,7 @@ class Position:
         for commit in self.newer:
             versions[commit.fragment] = commit.version
         for version, item in zip(versions, found, strict=True):
-            newest = (item.lost or (item.stored,))[-1]
+            newest = item.newest
             if newest.version != version:
                 raise rows.RowError(
                     f"version {newest.version} of fragment {newest.fragment} is the newest that was written down, "

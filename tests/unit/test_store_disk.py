@@ -213,6 +213,28 @@ def test_a_transaction_of_which_it_is_not_known_whether_it_is_durable_keeps_its_
     run.close()
 
 
+def test_a_record_of_an_attempt_that_failed_is_not_taken_for_a_round_that_was_lost(tmp_path, monkeypatch):
+    run = TestRun(tmp_path, base_interval=8).begin().commits(4)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    with monkeypatch.context() as patched:
+        patched.setattr("syncer_service.store.ledger.Ledger.put_state", lambda *_: (_ for _ in ()).throw(error))
+        with pytest.raises(StorageError):
+            run.commit()
+    run.commits(2)
+    after = run.store.newest()
+    with monkeypatch.context() as patched:  # a commit that is cut short
+        patched.setattr("syncer_service.store.ledger.Ledger.transaction", lambda self: 1 / 0)
+        patched.setattr("syncer_service.store.payloads.FragmentFiles.undo", lambda *_: None)
+        with pytest.raises(ZeroDivisionError):
+            run.commit()
+    run.close()
+    restored = run.open().restored()
+    assert restored.losses == ()
+    assert_same_commits(after, restored.fragments)
+    run.close()
+
+
 def test_a_segment_that_somebody_removed_or_changed_is_not_appended_to(tmp_path):
     run = TestRun(tmp_path, base_interval=8).begin().commits(4)
     folder = tmp_path / "fragments"
