@@ -61,6 +61,11 @@ class Cut:
     config_values: Mapping[str, str]
 
 
+def position_of(state: RunState) -> tuple[int, int]:
+    """Timeline and committed rounds: positions of one run compare as they came about."""
+    return state.timeline, state.committed_count
+
+
 @dataclass(frozen=True, slots=True)
 class PayloadFile:
     """One file of a manifest; the digest is xxh3-128 of all its bytes."""
@@ -102,6 +107,11 @@ class Manifest:
     model: RunModel
     config_values: dict[str, str]
     files: tuple[PayloadFile, ...]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """How far the run was: what goes on from it comes after it, also in a new timeline."""
+        return position_of(self.state)
 
     @property
     def byte_count(self) -> int:

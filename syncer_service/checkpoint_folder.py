@@ -116,7 +116,7 @@ class CheckpointFolder:
             except DamageError as damage:
                 unreadable.append(str(damage))
         self._known = {manifest.id: manifest for manifest in found}
-        found.sort(key=lambda m: (m.state.committed_count, m.state.timeline, m.created_at), reverse=True)
+        found.sort(key=lambda m: (m.position, m.created_at), reverse=True)
         return Listing(tuple(found), tuple(unreadable))
 
     def manifest(self, checkpoint: str) -> Manifest:

@@ -26,7 +26,7 @@ from decoupled_diloco.core.run_state import RunState
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire import status
 from syncer_service.checkpoint_cuts import Cuts
-from syncer_service.checkpoint_files import Manifest
+from syncer_service.checkpoint_files import Manifest, position_of
 from syncer_service.checkpoint_folder import ID_PATTERN, CheckpointFolder, Listing
 from syncer_service.serving import Serving, carried_out
 from syncer_service.shell import Shell
@@ -284,8 +284,10 @@ class Checkpoints:
         return any(_place(m.state) == place and m.run_id == run_id for m in (await self.listing()).found)
 
     async def _remove_old(self) -> None:
-        run_id = self._serving.agreement.run_id
-        own = [m for m in (await self.listing()).found if m.automatic and m.run_id == run_id]
+        """Leaves those alone that are ahead of the run: it was restored from a copy, or begun anew in an old folder."""
+        run_id, now = self._serving.agreement.run_id, position_of(self._machine.run_state())
+        found = (await self.listing()).found
+        own = [m for m in found if m.automatic and m.run_id == run_id and m.position <= now]
         for manifest in own[self._kept_count :]:
             if not self._pins[manifest.id]:
                 await self.delete(manifest.id)

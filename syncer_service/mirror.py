@@ -32,6 +32,7 @@ from syncer_service.checkpoint_files import (
     Manifest,
     new_manifest,
     payload_name,
+    position_of,
     read_manifest,
     write_manifest,
     write_payload,
@@ -131,7 +132,7 @@ class MirrorFiles:
                 f"{where}, which this run has not come from, and is not overwritten; give another syncer.mirror_url, "
                 "or begin in an empty state directory with --restore-from"
             )
-        if _order(found.state) > _order(cut.state):
+        if found.position > position_of(cut.state):
             raise MirrorRefusedError(
                 f"{where}, round {found.state.committed_count} of timeline {found.state.timeline}, and this syncer is "
                 f"only at round {cut.state.committed_count} of {cut.state.timeline}: another one has gone on from it"
@@ -152,10 +153,6 @@ class MirrorFiles:
         for name in self._kept - newest - before:
             self._folder.remove(name)
         self._kept = newest | before
-
-
-def _order(state: RunState) -> tuple[int, int]:
-    return state.timeline, state.committed_count
 
 
 class Mirror:

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Final
 
+from decoupled_diloco.runtime.config import ConfigError
 from decoupled_diloco.runtime.lifecycle import TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
 from syncer_service.checkpoint_cuts import Cuts
 from syncer_service.checkpoint_folder import CheckpointFolder
-from syncer_service.checkpoint_storage import open_folder
+from syncer_service.checkpoint_storage import StorageFolder, open_folder
 from syncer_service.checkpoints import Checkpoints
 from syncer_service.config import SyncerSettings
 from syncer_service.mirror import Mirror, MirrorFiles
@@ -32,6 +33,9 @@ class Safekeeping:
         serving: The run.
         shell: Carries a roll-back out.
         stack: Ends the threads.
+
+    Raises:
+        ConfigError: A URL cannot be used.
     """
 
     def __init__(self, settings: SyncerSettings, serving: Serving, shell: Shell, stack: ExitStack) -> None:
@@ -42,7 +46,7 @@ class Safekeeping:
             serving,
             shell,
             cuts,
-            CheckpointFolder(open_folder(settings.checkpoint_folder)),
+            CheckpointFolder(_opened("checkpoint_url", settings.checkpoint_folder)),
             threads,
             interval_steps=settings.checkpoint_interval_steps,
             kept_count=settings.checkpoints_kept,
@@ -51,7 +55,7 @@ class Safekeeping:
         self.mirror: Mirror | None = None
         if settings.mirror_url:
             thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="mirror"))
-            files = MirrorFiles(open_folder(settings.mirror_url), settings.state_dir)
+            files = MirrorFiles(_opened("mirror_url", settings.mirror_url), settings.state_dir)
             self.mirror = Mirror(serving, cuts, files, thread)
 
     def start(self, tasks: TaskSupervisor) -> None:
@@ -73,3 +77,11 @@ class Safekeeping:
         """Before the process ends: gives the mirror time for what it does not have yet."""
         if self.mirror is not None:
             await self.mirror.catch_up(seconds_max)
+
+
+def _opened(setting: str, url: str) -> StorageFolder:
+    """A folder; whether it can be written shows when it is."""
+    try:
+        return open_folder(url)
+    except Exception as error:  # whatever the file system's library has against it
+        raise ConfigError(f'syncer.{setting} = "{url}" cannot be used: {type(error).__name__}: {error}') from error

@@ -231,6 +231,40 @@ async def test_one_that_is_being_read_is_neither_deleted_nor_removed_by_itself(t
         assert (await checkpoints.listing()).found == ()
 
 
+async def test_checkpoints_of_a_lost_future_push_nothing_out(tmp_path):
+    """A folder elsewhere still has those of before the disk was lost."""
+    url = str(tmp_path / "elsewhere")
+    async with training(tmp_path / "one", "a", checkpoint_url=url) as (running, _):
+        checkpoints = running.safekeeping.checkpoints
+        await committed(running, 2)
+        early = await checkpoints.create("early", automatic=True)
+        await committed(running, machine_of(running).rounds.committed_count + 12)
+        late = await checkpoints.create("late", automatic=True)
+    restored = {"restore_from": f"{url}/early", "checkpoint_url": url, "checkpoints_kept": 1}
+    async with training(tmp_path / "two", "a", **restored) as (running, _):
+        checkpoints = running.safekeeping.checkpoints
+        await committed(running, early.state.committed_count + 2)
+        assert machine_of(running).rounds.committed_count < late.state.committed_count
+        newest = await checkpoints.create(automatic=True)
+        await checkpoints._remove_old()
+        assert [manifest.id for manifest in (await checkpoints.listing()).found] == [newest.id]
+
+
+async def test_those_of_a_run_of_the_same_name_that_was_further_are_left_alone(tmp_path):
+    url = str(tmp_path / "elsewhere")
+    async with training(tmp_path / "one", "a", checkpoint_url=url) as (running, _):
+        await committed(running, 16)
+        await running.safekeeping.checkpoints.create("old", automatic=True)
+    async with training(tmp_path / "two", "a", checkpoint_url=url, checkpoints_kept=1) as (running, _):
+        checkpoints = running.safekeeping.checkpoints
+        await committed(running, 2)
+        for _ in range(2):
+            newest = await checkpoints.create(automatic=True)
+            await checkpoints._remove_old()
+            await committed(running, machine_of(running).rounds.committed_count + 1)
+        assert [manifest.id for manifest in (await checkpoints.listing()).found] == ["old", newest.id]
+
+
 async def test_a_folder_that_cannot_be_written_hurts_nobody_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr("syncer_service.checkpoints.RETRY_SECONDS_MIN", 0.05)
     blocked = tmp_path / "blocked"
