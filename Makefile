@@ -68,6 +68,10 @@ down: ## stop them; volumes stay
 
 # --- checks -----------------------------------------------------------------------------------------------------
 
+.PHONY: simulate
+simulate: $(VENV)/.stamp ## runs full of faults in simulated time, on all processors: make simulate SEEDS=1000 FIRST=0
+	@$(BIN)/python -m simulator --seeds $(or $(SEEDS),100) --first $(or $(FIRST),0) $(if $(MINUTES),--seconds $$(($(MINUTES) * 60)))
+
 .PHONY: test test-slow test-operate lint
 test: $(VENV)/.stamp ## fast tests: no root, no Debian package, no Node
 	@$(BIN)/python -m pytest -m "not slow and not operate" $(PYTEST_ARGS)

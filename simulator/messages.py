@@ -23,6 +23,10 @@ def event_for_learner(effect: fx.Effect) -> lev.LearnerEvent | None:
             return lev.LastCalled(number)
         case fx.AnnounceFragment(fragment=fragment, version=version, global_step=step):
             return lev.Published(fragment, version, step)
+        case fx.PublishFragment(fragment, version, step):
+            return lev.Published(fragment, version, step)
+        case fx.CloseRound(round=number, fragment=fragment, committed=committed, members=members, global_step=step):
+            return lev.RoundEnded(number, fragment, committed, members, step)
         case fx.AskInitialParameters():
             return lev.InitialAsked()
         case fx.RecoverLearner(reason=reason):

@@ -84,12 +84,20 @@ class Contributions:
         effects += self.machine.admissions.cut_uploads(record, keep_complete=True, reason="its learner recovers")
         return [*effects, fx.Note("learner_recovers", f"{record.learner} recovers: {reason}", "warning")]
 
-    def on_failed(self, event: ev.ContributionFailed, record: LearnerRecord) -> None:
-        """An upload broke; it may come again."""
+    def on_failed(self, event: ev.ContributionFailed, record: LearnerRecord) -> list[fx.Effect]:
+        """An upload broke; it may come again.
+
+        The learner is asked again: it may have given the upload up, because it has seen that this syncer was started
+        anew. To one that goes on uploading the ask says nothing new.
+        """
         item = self.machine.rounds.under_way.get(event.round)
         answer = item.answers.get(record.learner) if item else None
-        if answer is not None and answer.incarnation == record.incarnation and answer.state is AnswerState.STARTED:
-            answer.state, answer.text, answer.fate = AnswerState.FAILED, event.reason, event.fate
+        if item is None or answer is None or answer.incarnation != record.incarnation:
+            return []
+        if answer.state is not AnswerState.STARTED:
+            return []
+        answer.state, answer.text, answer.fate = AnswerState.FAILED, event.reason, event.fate
+        return self.ask(item, record)
 
     def on_declined(self, event: ev.ContributionDeclined, record: LearnerRecord) -> None:
         """A learner has nothing for a round. One whose own values are not finite recovers without being told."""

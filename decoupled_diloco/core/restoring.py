@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 INCARNATIONS_SKIPPED = 1000
 """In a new timeline incarnations are numbered from this far on: those handed out since what is restored was written
 down are not known, and must not be handed out twice."""
+INCARNATIONS_SKIPPED_BY_COPY = 1_000_000
+TIMELINES_SKIPPED_BY_COPY = 1000
+"""The same where a copy stands in for a volume: that one may have opened new timelines itself, unknown to the copy."""
 
 ATTACH_STALLS = 2
 """After a restart no round leaves OPEN for so many times the deadline of a stall, or until everybody who was live has
@@ -244,12 +247,14 @@ def in_new_timeline(cut: RunState, newest: RunState, policy: Policy, reason: str
 
     Args:
         cut: Where it goes on: versions (under new names), schedule, cursors, averages.
-        newest: The newest state that is known of the run (the cut itself, if nothing newer is): round numbers,
-            incarnations, timelines and the time spent go on from there.
+        newest: The newest state of the run: round numbers, incarnations, timelines and the time spent go on from there.
+            The very cut, if it is a copy that may lack what came after: then what that may have used is left out.
         policy: The run's policy.
         reason: In words, for learners that have to join again.
     """
-    timeline = max(newest.timeline, cut.timeline) + 1
+    is_copy = newest is cut
+    timeline = max(newest.timeline, cut.timeline) + (TIMELINES_SKIPPED_BY_COPY if is_copy else 1)
+    skipped = INCARNATIONS_SKIPPED_BY_COPY if is_copy else INCARNATIONS_SKIPPED
     # Round numbers are never used twice, and the schedule of fragments and steps goes on where the cut stood: so all
     # its numbers move by whole cycles of the fragments, until the first one that is open or new is beyond all used.
     first = min([r.number for r in cut.open_rounds] or [cut.newest_opened + 1])
@@ -275,7 +280,7 @@ def in_new_timeline(cut: RunState, newest: RunState, policy: Policy, reason: str
         committed_count=newest.committed_count,
         abandoned_count=newest.abandoned_count + len(newest.open_rounds),
         open_rounds=tuple(replace(r, number=r.number + jump) for r in cut.open_rounds),
-        newest_incarnation=max(cut.newest_incarnation, newest.newest_incarnation) + INCARNATIONS_SKIPPED,
+        newest_incarnation=max(cut.newest_incarnation, newest.newest_incarnation) + skipped,
         learners=tuple(_again(account, then.get(account.learner), cut, reason) for account in newest.learners),
         ledger=ledger,
         reservations=(),

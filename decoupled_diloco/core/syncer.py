@@ -145,7 +145,7 @@ class SyncerMachine:
             case ev.ContributionDeclined():
                 self.contributions.on_declined(event, record)
             case ev.ContributionFailed():
-                self.contributions.on_failed(event, record)
+                effects += self.contributions.on_failed(event, record)
             case ev.LeavingAnnounced(reason=reason):
                 record.draining, record.drain_reason = True, reason or "it is leaving"
             case ev.EvaluationReported(figures=figures):

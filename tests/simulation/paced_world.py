@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.policy import Policy
+from decoupled_diloco.core.round import Round
+from simulator.syncer_process import SyncerProcess
 from simulator.world import SimulatedLearner, Speed, World
 
 FASTEST = 1.0
@@ -39,6 +43,7 @@ class PacedWorld(World):
         self.keep_effects = False
         self.closed: list[Closed] = []
         self._left_open: dict[int, float] = {}
+        self._under_way: list[Round] = []
 
     def add(self, name: str, relative_speed: float, **speed: float) -> SimulatedLearner:
         """A learner that is `relative_speed` as fast as the fastest."""
@@ -50,10 +55,11 @@ class PacedWorld(World):
         self.run(stop=lambda: len(self.closed) >= until)
         assert len(self.closed) >= until
 
-    def _handle(self, event: ev.Event) -> None:
-        under_way = self.syncer.rounds.in_order()
-        super()._handle(event)
-        for item in under_way:
+    def before_event(self, process: SyncerProcess, event: ev.Event) -> None:
+        self._under_way = self.syncer.rounds.in_order()
+
+    def after_event(self, process: SyncerProcess, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+        for item in self._under_way:
             if item.closed_at and item.commit is not None and item.number in self._left_open:
                 left = self._left_open.pop(item.number)
                 counts = {a.learner: a.header.step_count for a in item.complete() if a.header}

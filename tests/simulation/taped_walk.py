@@ -12,9 +12,9 @@ from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.run_state import RunState
 from decoupled_diloco.core.syncer import SyncerMachine
 from decoupled_diloco.runtime.clock import ManualClock
+from simulator.walk import Walk
 from syncer_service.tape import EventTape, open_tape
 from syncer_service.tape_file import Beginning, tape_files
-from tests.simulation.random_walk import Walk
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.taped: list[Taped] = []
         self._folder = folder
+        self._taped: dict[int, Taped] = {}
         self._restored: dict[int, Beginning] = {}
         self._handle, self._restore = SyncerMachine.handle, SyncerMachine.restore
 
@@ -44,9 +45,7 @@ class Recorder:
         return self._restore(machine, state, commits, now)
 
     def handle(self, machine: SyncerMachine, event: ev.Event, now: float) -> list[fx.Effect]:
-        if not self.taped or self.taped[-1].machine is not machine:
-            self._begin(machine, now)
-        taped = self.taped[-1]
+        taped = self._taped.get(id(machine)) or self._begin(machine, now)
         taped.tape.event(now, event)
         effects = self._handle(machine, event, now)
         taped.tape.effects(effects)
@@ -54,17 +53,18 @@ class Recorder:
         taped.effects += effects
         return effects
 
-    def _begin(self, machine: SyncerMachine, now: float) -> None:
-        self.close()
+    def _begin(self, machine: SyncerMachine, now: float) -> Taped:
         beginning = self._restored.get(id(machine), Beginning("new", now))
         epoch, clock = len(self.taped) + 1, ManualClock(now)
         tape = open_tape(self._folder, machine, beginning, epoch=epoch, software_version="1.2", clock=clock)
         assert tape is not None
         self.taped.append(Taped(machine, tape))
+        self._taped[id(machine)] = self.taped[-1]
+        return self.taped[-1]
 
     def close(self) -> None:
-        if self.taped:
-            self.taped[-1].tape.close()
+        for taped in self.taped:
+            taped.tape.close()
 
 
 def walk_on_tape(seed: int, folder: Path, seconds: float = 30.0) -> list[Taped]:

@@ -22,7 +22,7 @@ def test_a_report_from_a_step_boundary_does_not_interrupt_the_uptime():
     learner = world.add_learner("a", Speed(0.05))
     world.run(until=1.0)
     learner.clock.switch(Activity.DATA_WAIT, world.now)
-    report = ev.ProgressReported("a", learner.incarnation, world._progress(learner))
+    report = ev.ProgressReported("a", learner.incarnation, learner._progress())
     world.tell_syncer(report)
     assert world.syncer.presence.is_advancing
     world.run(until=30.0)
