@@ -44,7 +44,14 @@ def test_the_figures_of_a_hundred_seconds() -> None:
     figures = ledger.figures()
     assert figures.goodput == pytest.approx(0.8)
     assert figures.tokens_merged == 0.75 * 6000 + 0.25 * 2000
-    assert figures.tokens_discarded == {"overlap": 750.0, "absent": 1000.0, "rejected": 0.0, "died": 0.0, "left": 0.0, "rolled_back": 0.0}
+    assert figures.tokens_discarded == {
+        "overlap": 750.0,
+        "absent": 1000.0,
+        "rejected": 0.0,
+        "died": 0.0,
+        "left": 0.0,
+        "rolled_back": 0.0,
+    }
     # 8000 tokens in 80 s of computing: 100 s of it would have made 10000.
     assert figures.tokens_ideal == pytest.approx(10_000.0)
     assert figures.token_goodput == pytest.approx(0.5)
