@@ -10,7 +10,9 @@ from typing import Any
 
 from chaos.accounting import merged_tokens
 from chaos.checker import RULES
+from chaos.inject import Done
 from chaos.run import Outcome
+from chaos.schedule import SYNCER
 from chaos.watch import recovery
 
 RULES_OF_THE_RUN = (
@@ -24,7 +26,8 @@ RULES_OF_THE_RUN = (
 NOTE = (
     "Seconds are from outside, by looking every 0.2 s at a run on shared cores. detect: until the syncer no longer "
     "counted on a learner. next_commit: from the fault to the next committed round. back: from the new start or the "
-    "healing to the victim's next merged contribution (of a syncer: to the next committed round)."
+    "healing to the victim's next merged contribution (of a syncer: to the next committed round). What the next fault "
+    "of the same victim or of the syncer came in between of is left out."
 )
 
 
@@ -68,7 +71,9 @@ def _recoveries(outcome: Outcome) -> dict[str, dict[str, dict[str, float]]]:
     for done in outcome.injector.done:
         if done.began_at is None:
             continue
-        times = recovery(outcome.samples, done.fault.victim, done.began_at, done.ended_at)
+        until = _next_trouble(outcome, done)
+        seen = [sample for sample in outcome.samples if sample.t < until]
+        times = recovery(seen, done.fault.victim, done.began_at, done.ended_at)
         for name in ("detect", "next_commit", "back"):
             if (seconds := getattr(times, name)) is not None:
                 found[done.fault.kind][name].append(seconds)
@@ -79,6 +84,19 @@ def _recoveries(outcome: Outcome) -> dict[str, dict[str, dict[str, float]]]:
         }
         for kind, by_name in sorted(found.items())
     }
+
+
+def _next_trouble(outcome: Outcome, done: Done) -> float:
+    """When the next fault of the same victim or of the syncer began: what comes after it says nothing of this one."""
+    assert done.began_at is not None
+    later = (
+        other.began_at
+        for other in outcome.injector.done
+        if other.began_at is not None
+        and other.began_at > done.began_at
+        and other.fault.victim in (done.fault.victim, SYNCER)
+    )
+    return min(later, default=float("inf"))
 
 
 def _tokens(outcome: Outcome) -> dict[str, Any]:
