@@ -216,7 +216,7 @@ async def _build(
     shell = Shell(serving, tasks, persistence)
     shell.first_parameters = FirstParameters(config.run.start_from, config.run.name_map, serving, stop)
     overview = Overview(serving, settings.queue_events_max)
-    safekeeping = Safekeeping(settings, serving, shell, after_tasks)
+    overview.safekeeping = safekeeping = Safekeeping(settings, serving, shell, after_tasks)
     ending = Ending(config, settings, serving, shell, overview, stop, safekeeping)
     driver.connect(shell.execute)
     began_at = clock.now()

@@ -75,6 +75,8 @@ class Checkpoints:
         self._interval_steps = interval_steps
         self._kept_count = kept_count
         self._pins: Counter[str] = Counter()
+        self.problem = ""
+        """Why the newest automatic one could not be written; empty if it could."""
         self._writing = asyncio.Lock()
         self._roll_backs: set[asyncio.Task[None]] = set()
 
@@ -269,8 +271,10 @@ class Checkpoints:
                 if not await self._is_kept():
                     await self.create(reason=reason, automatic=True)
                     await self._quietly(self._remove_old)
+                self.problem = ""
                 return
             except PeerError as error:
+                self.problem = error.text
                 log.error("checkpoint_failed", reason=error.text, retry_seconds=wait)
             if give_up_at is not None and loop.time() + wait > give_up_at:
                 return

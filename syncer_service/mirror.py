@@ -199,6 +199,14 @@ class Mirror:
         """Age of the mirrored position while there is a newer one: so much of the run, at most, would be lost."""
         return self._serving.clock.now() - self._taken_at if self.is_behind else 0.0
 
+    def problem(self) -> str:
+        """What an operator should know, in words; empty while all is well."""
+        rounds = self.lag_rounds()
+        if not self._failure and rounds < LAG_ROUNDS_TOLD:
+            return ""
+        why = f": {self._failure}" if self._failure else ""
+        return f"the mirror is {rounds} rounds behind{why}; they would be lost with the syncer's disk"
+
     async def run(self) -> None:
         """Copies until it is cancelled."""
         wait = RETRY_SECONDS_MIN

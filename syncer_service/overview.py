@@ -18,6 +18,7 @@ from decoupled_diloco.wire.admin import (
     run_to_wire,
 )
 from syncer_service.metrics import Figures
+from syncer_service.safekeeping import Safekeeping
 from syncer_service.serving import Serving
 from syncer_service.tape import EventTape, TapeFigures
 
@@ -50,18 +51,23 @@ class Overview:
         self._started_at = serving.clock.now()
         self.tape: EventTape | None = None
         """What is taken down of the run, if anything is."""
+        self.safekeeping: Safekeeping | None = None
+        """What is kept of it elsewhere."""
 
     def run(self) -> RunMessage:
         """The run as a message."""
         now = self._clock.now()
         fragmentation = self._agreement.fragmentation
-        return run_to_wire(
+        run = run_to_wire(
             self._machine.status(now),
             run_id=self._agreement.run_id,
             uptime_seconds=now - self._started_at,
             config_values=self._agreement.config_values,
             value_counts=fragmentation.sizes if fragmentation is not None else (),
         )
+        if self.safekeeping is not None:
+            run.warnings.extend(self.safekeeping.warnings())
+        return run
 
     def learners(self) -> list[LearnerMessage]:
         """Learners and observers as messages, worst first."""

@@ -65,6 +65,15 @@ class Safekeeping:
             tasks.start(self.mirror.run(), "mirror", may_finish=True)
             tasks.start(self.mirror.tell_lag(), "telling how far the mirror lags")
 
+    def warnings(self) -> list[str]:
+        """What an operator should know, in words."""
+        found = []
+        if self.checkpoints.problem:
+            found.append(f"no checkpoint can be written: {self.checkpoints.problem}")
+        if self.mirror is not None and (problem := self.mirror.problem()):
+            found.append(problem)
+        return found
+
     async def at_end(self, seconds_max: float) -> None:
         """Keeps the end of a run; never fails."""
         try:

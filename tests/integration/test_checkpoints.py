@@ -1,6 +1,7 @@
 """Checkpoints of a run that goes on, and back to them: protocol learners over real sockets."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from decoupled_diloco.arrays.digest import state_digest
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import RunPhase
+from syncer_service.checkpoint_folder import CheckpointFolder
 from syncer_service.checkpoint_storage import open_folder
 from tests.integration.lasting_learner import LastingLearner
 from tests.integration.protocol_learner import Script
@@ -279,13 +281,38 @@ async def test_a_folder_that_cannot_be_written_hurts_nobody_and_is_tried_again(t
         labels = {"outcome": "failed"}
         registry = running.telemetry.registry
         assert registry.get_sample_value("decoupled_diloco_syncer_checkpoints_total", labels) >= 1
+        await until(running, lambda: bool(checkpoints.problem))
+        assert any("no checkpoint can be written" in text for text in running.overview.run().warnings)
         count = machine_of(running).rounds.committed_count
         await committed(running, count + 4)
         blocked.unlink()
-        folder = open_folder(str(blocked))
-        await until(running, folder.names)
-        await committed(running, machine_of(running).rounds.committed_count + 1)
+        await until(running, lambda: any(blocked.glob("*/manifest.json")))
         assert (await checkpoints.listing()).found
+        await until(running, lambda: not checkpoints.problem)
+
+
+async def test_a_folder_that_hangs_delays_neither_commits_nor_answers(tmp_path, monkeypatch):
+    hangs, reached = threading.Event(), threading.Event()
+    write = CheckpointFolder.write
+
+    def slow(folder, *arguments):
+        reached.set()
+        assert hangs.wait(30)
+        return write(folder, *arguments)
+
+    monkeypatch.setattr(CheckpointFolder, "write", slow)
+    async with training(tmp_path) as (running, _):
+        checkpoints = running.safekeeping.checkpoints
+        await committed(running, 2)
+        creating = asyncio.create_task(checkpoints.create("slow"))
+        await until(running, reached.is_set)
+        at = machine_of(running).rounds.committed_count
+        await committed(running, at + 16)
+        assert (await checkpoints.listing()).found == ()
+        assert not creating.done()
+        hangs.set()
+        manifest = await creating
+        assert manifest.state.committed_count <= at, "the run as it was when it was asked for"
 
 
 async def test_a_roll_back_outlives_the_syncer(tmp_path):

@@ -63,3 +63,26 @@ async def test_a_lost_disk_costs_what_the_lag_says(tmp_path):
         await asyncio.gather(task, return_exceptions=True)
         if process.process is not None and process.process.poll() is None:
             process.kill()
+
+
+async def test_a_syncer_killed_in_the_middle_of_a_checkpoint_leaves_none_and_tidies_up(tmp_path):
+    process = SyncerProcess(tmp_path, **{"syncer.checkpoint_interval_steps": "8"})
+    learner = LastingLearner(process.address, "a", Policy(), Script())
+    task = asyncio.create_task(learner.run())
+    folder = tmp_path / "state" / "checkpoints"
+    try:
+        process.start({"DECOUPLED_DILOCO_FAILPOINTS": "checkpoint.before_manifest=kill@2"})
+        await asyncio.to_thread(process.process.wait, 60)
+        whole = [path.parent.name for path in folder.glob("*/manifest.json")]
+        assert len(whole) == 1
+        (partial,) = [path.name for path in folder.iterdir() if path.name not in whole]
+        process.start()
+        await until(lambda: len(list(folder.glob("*/manifest.json"))) >= 2, tasks=[task])
+        removed = process.logged("checkpoint_removed")
+        assert [entry["checkpoint"] for entry in removed if "never completed" in entry["reason"]] == [partial]
+        assert process.logged("run_restored")[0]["timeline"] == 1
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if process.process.poll() is None:
+            process.kill()

@@ -141,9 +141,12 @@ async def test_a_mirror_that_does_not_work_hurts_nobody(tmp_path, monkeypatch):
         await committed(running, 8)
         await until(running, lambda: figure(running, "mirror_failures_total") >= 2)
         assert figure(running, "mirror_lag_rounds") >= 8
+        (warning,) = [text for text in running.overview.run().warnings if "mirror" in text]
+        assert "rounds behind: NotADirectoryError" in warning
         blocked.unlink()
         await until(running, lambda: figure(running, "mirror_copies_total") >= 1)
         await until(running, lambda: figure(running, "mirror_lag_rounds") <= 1)
+        assert not [text for text in running.overview.run().warnings if "mirror" in text]
 
 
 async def test_a_copy_that_is_cut_short_leaves_the_position_before(tmp_path, monkeypatch):
