@@ -11,6 +11,7 @@ from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import RunPhase
 from syncer_service.checkpoint_folder import CheckpointFolder
 from syncer_service.checkpoint_storage import open_folder
+from syncer_service.store.interface import StorageError
 from tests.integration.lasting_learner import LastingLearner
 from tests.integration.protocol_learner import Script
 from tests.integration.syncers import config_of, machine_of, syncer, until
@@ -163,6 +164,29 @@ async def test_a_damaged_checkpoint_changes_nothing(tmp_path):
         await committed(running, count + 4)
         assert machine_of(running).timeline == 1
         assert [learner.joins for learner in team] == [1, 1]
+
+
+async def test_a_store_that_cannot_write_changes_nothing(tmp_path, monkeypatch):
+    async with training(tmp_path) as (running, team):
+        await committed(running, 4)
+        checkpoints = running.safekeeping.checkpoints
+        await checkpoints.create("good")
+        versions = list(machine_of(running).versions)
+
+        def full(*_):
+            raise StorageError("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(running.serving.store, "roll_back", full)
+            with pytest.raises(PeerError, match="no room; it goes on as it was") as failed:
+                await checkpoints.roll_back("good", "")
+        assert failed.value.reason is Reason.INTERNAL
+        assert machine_of(running).timeline == 1
+        assert all(now >= then for now, then in zip(machine_of(running).versions, versions, strict=True))
+        await committed(running, machine_of(running).rounds.committed_count + 4)
+        assert [learner.joins for learner in team] == [1, 1]
+        await checkpoints.roll_back("good", "")
+        assert machine_of(running).timeline == 2
 
 
 async def test_what_cannot_be_asked_for(tmp_path):
