@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from decoupled_diloco.runtime.lifecycle import StopRequest
 from learner_service.app import serve
 from learner_service.config import LearnerDocument, LearnerSettings
-from tests.integration.syncers import config_of, machine_of, syncer
+from tests.integration.syncers import config_of, machine_of, syncer, until
 
 
 def run_config(total_steps: int, **sections):
@@ -36,6 +36,7 @@ async def train(folder: Path, config, running, name: str, device_count: int) -> 
         workload_options={"fsdp_device_count": device_count},
         step_seconds_min=0.01,
         verify_applied=True,
+        peer_listen="127.0.0.1:0",
     )
     sections = {section: getattr(config, section) for section in type(config).model_fields}
     document = LearnerDocument(**sections, learner=settings)
@@ -70,3 +71,17 @@ async def test_learners_with_and_without_a_mesh_share_a_run(tmp_path, caplog):
         merged = [record.rounds_merged for record in machine.membership.everybody()]
     assert np.min(merged) >= 1, "every fragment gets contributions of every learner"
     assert "digest_mismatch" not in caplog.text
+
+
+async def test_a_learner_on_four_devices_goes_on_with_the_moments_of_one_device(tmp_path, capsys):
+    config = run_config(400)
+    async with syncer(tmp_path, config) as running:
+        one = asyncio.create_task(train(tmp_path, config, running, "on-0", 0))
+        await until(running, lambda: machine_of(running).rounds.committed_count >= 8, 60.0)
+        await asyncio.gather(one, train(tmp_path, config, running, "on-4", 4))
+        merged = {record.learner: record.rounds_merged for record in machine_of(running).membership.everybody()}
+        assert np.min(merged["on-4"]) >= 1
+    told = "".join(capsys.readouterr())
+    assert "optimizer_recovered" in told
+    assert "optimizer_fresh" not in told
+    assert "digest_mismatch" not in told
