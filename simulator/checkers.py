@@ -228,6 +228,8 @@ class CommittedSurvives(Rule):
         """A syncer took up what the volume holds."""
         if self.history.newest and fact.restored is None:
             self.broken("a volume with versions was taken for an empty one")
+        if fact.restored is not None and fact.restored.lost and not fact.was_rotten:
+            self.broken(f"rounds {[row.round for row in fact.restored.lost]} are lost, and no record was damaged")
         versions = list(fact.machine.versions)
         if versions != self.history.newest:
             self.broken(f"the newest durable versions are {self.history.newest}, the restart has {versions}")

@@ -41,12 +41,13 @@ class SimulatedDisk:
 
     Attributes:
         full: whether every append fails.
+        is_rotten: a synced record was damaged, and no syncer has started since.
         is_mirror: it is a copy that may lack the newest records; nobody has started on it yet.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, SimulatedFile] = {}
-        self.full = self.is_mirror = False
+        self.full = self.is_mirror = self.is_rotten = False
 
     def file(self, name: str) -> SimulatedFile:
         """The file of that name; an empty one if it was never written to."""
@@ -66,6 +67,10 @@ class SimulatedDisk:
         """Makes all records of a file durable."""
         file = self.file(name)
         file.durable_count = len(file.records)
+
+    def rot(self, name: str, index: int) -> None:
+        """Damages a record, synced or not."""
+        self.file(name).records[index].damaged = self.is_rotten = True
 
     def crash(self, draw: Callable[[], float]) -> None:
         """The power goes: of every unsynced tail some records stay, the last of them maybe torn."""

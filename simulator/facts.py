@@ -15,13 +15,17 @@ from simulator.store import Restored, Transaction
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A syncer was started. `restored`: what it took up; None: a new run. `process` numbers the syncers of a world."""
+    """A syncer was started. `restored`: what it took up; None: a new run. `process` numbers the syncers of a world.
+
+    `was_rotten`: a synced record had been damaged, so that something may be lost.
+    """
 
     now: float
     process: int
     machine: SyncerMachine
     restored: Restored | None
     from_mirror: bool = False
+    was_rotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)

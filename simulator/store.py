@@ -29,6 +29,10 @@ class FencedError(Exception):
     """A newer syncer has opened the store."""
 
 
+class UnreadableError(Exception):
+    """Nothing is left that a run could go on from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Payload:
     """The record of one version; `base`: the version that it is a delta on, None for a full one."""
@@ -215,7 +219,8 @@ class SimulatedStore:
                 if version in readable:
                     intact.append((version, step))
                     break
-                assert row is not None, f"no version of fragment {fragment} can be read"
+                if row is None:
+                    raise UnreadableError(f"no version of fragment {fragment} can be read")
                 lost.append((position, row))
         return intact, [row for _, row in sorted(lost, key=lambda pair: pair[0])]
 

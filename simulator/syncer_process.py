@@ -93,13 +93,14 @@ class SyncerProcess:
         """Takes up what the volume holds."""
         world, machine = self.world, self.machine
         from_mirror, self.disk.is_mirror = self.disk.is_mirror, False
+        was_rotten, self.disk.is_rotten = self.disk.is_rotten, False
         restored = self.store.restored(world.policy, is_mirror=from_mirror)
         if restored is None:
             world.note(facts.Started(world.now, self.number, machine, None))
             return
         effects = machine.restore(restored.state, restored.newer, world.now)
         self.serving = dict(enumerate(machine.versions))
-        world.note(facts.Started(world.now, self.number, machine, restored, from_mirror))
+        world.note(facts.Started(world.now, self.number, machine, restored, from_mirror, was_rotten))
         for effect in effects:
             self._carry_out(effect)
         self._arm()
@@ -240,7 +241,6 @@ class SyncerProcess:
     def _commit(self, effect: fx.CommitRound) -> None:
         world, store, fragment = self.world, self.store, effect.fragment
         state, base, began = self.machine.run_state(), self.machine.versions[fragment], world.now
-        third = world.commit_seconds / 3
         failure = world.commit_failure()
 
         def append() -> None:
@@ -248,13 +248,18 @@ class SyncerProcess:
                 raise DiskFullError(failure)
             store.append_payload(fragment, effect.version, base)
 
-        steps = [
-            (third, append),
-            (third, lambda: store.sync_payload(fragment)),
-            (third, lambda: self._transact(Transaction(0, state, effect))),
-        ]
+        steps = self._commit_order(
+            append, lambda: store.sync_payload(fragment), lambda: self._transact(Transaction(0, state, effect))
+        )
         done = lambda: self.tell(ev.CommitFinished(effect.round, world.now - began))  # noqa: E731
         self._enqueue(Job(steps, done, lambda reason: self.tell(ev.CommitFailed(effect.round, reason))))
+
+    def _commit_order(
+        self, append: Callable[[], None], sync: Callable[[], None], transact: Callable[[], None]
+    ) -> list[tuple[float, Callable[[], None]]]:
+        """The payload is durable before the one transaction that makes it count."""
+        third = self.world.commit_seconds / 3
+        return [(third, append), (third, sync), (third, transact)]
 
     def _commit_initial(self) -> None:
         count, store = self.world.policy.fragment_count, self.store

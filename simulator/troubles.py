@@ -331,7 +331,8 @@ class Troubles:
         first = next(i for i, record in enumerate(records) if record.content.version == named[-1][fragment])
         if len(records) - first < 2:
             return False
-        records[self._source.randrange(max(first + 1, len(records) - 6), len(records))].damaged = True
+        at = self._source.randrange(max(first + 1, len(records) - 6), len(records))
+        world.disk.rot(payload_file(fragment), at)
         world.crash_syncer(power=False)
         self._later(RESTART_SECONDS_MAX, self._start_again)
         return True

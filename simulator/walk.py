@@ -21,9 +21,9 @@ PARTICIPATION_MIN = 0.25
 
 def drawn_policy(source: random.Random) -> Policy:
     """A policy of a size that a walk can go through."""
-    interval = source.choice((4, 8, 24))
+    interval = source.choice((4, 8, 8, 24, 24))
     return Policy(
-        fragment_count=source.choice([p for p in (1, 2, 4, 8, 8, 24, 24) if p <= interval]),
+        fragment_count=source.choice([p for p in (1, 2, 4, 8, 8, 8, 24, 24, 24) if p <= interval]),
         interval_steps=interval,
         overlap_steps=source.choice((1, 2)),
         total_steps=source.choice((0, 0, 0, 100)),

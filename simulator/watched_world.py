@@ -13,6 +13,7 @@ from simulator import facts
 from simulator.checkers import RULES
 from simulator.history import History
 from simulator.rule import BrokenRuleError, Rule
+from simulator.store import UnreadableError
 from simulator.syncer_process import SyncerProcess
 from simulator.transfers import Faults
 from simulator.world import World
@@ -69,6 +70,13 @@ class WatchedWorld(World):
     def start_count(self) -> int:
         """How many syncers were started."""
         return len(self._starts)
+
+    def start_syncer(self) -> None:
+        """Starts a syncer on the volume; what it cannot read is lost."""
+        try:
+            super().start_syncer()
+        except UnreadableError as error:
+            raise BrokenRuleError("committed survives", str(error)) from error
 
     def note(self, fact: facts.Fact) -> None:
         """Checks a fact."""

@@ -323,6 +323,7 @@ class SyncerMachine:
             What the shell has to do before anything else.
         """
         restoring.restore(self, state, newer, now)
+        self.wake(now)  # leases run out and the run ends even if nobody comes back
         if self.phase is not RunPhase.FINISHED:
             return []
         return [fx.EndRun(self.steering.finish_reason or "", self.global_step)]

@@ -13,7 +13,11 @@ receive a round= [norm=] [nonfinite]            the whole of it
 upload a b round= ...                           both
 moved a round=   fail a round= [corrupt]   decline a round= [reason=]   applied a fragment= | all
 merged 1 [nonfinite]   merge_failed 1   committed 1   commit_failed 1   finish_round 1 (merged and committed)
-pause   resume   finish      the operator
+pause   resume   finish   drain a   evict a   readmit a      the operator
+checkpoint   roll_back   rolled_back   roll_back_failed      the run as it stands is kept; it goes back there
+storage_failed   storage_recovered
+durable 1                    the transaction of round 1 is written, and the machine has not heard of it
+restart                      the syncer is killed and started again: with what was saved before an answer or committed
 timer                        goes to the machine's next deadline
 status   rounds   learners   goodput
 """
@@ -30,9 +34,20 @@ from decoupled_diloco.core.syncer import SyncerMachine
 from tests.scenarios.policies import policy_of
 from tests.scenarios.scenario_file import Command
 from tests.scenarios.syncer_tables import goodput_lines, learner_lines, round_lines, status_lines
+from tests.scenarios.volume import Volume
 from tests.scenarios.words import effect_words, seconds
 
 TOKENS_PER_STEP = 10
+SAVED_BEFORE_ANSWER = (
+    ev.JoinRequested
+    | ev.LearnerLeft
+    | ev.PauseRequested
+    | ev.ResumeRequested
+    | ev.FinishRequested
+    | ev.DrainRequested
+    | ev.EvictRequested
+    | ev.ReadmitRequested
+)
 
 
 class SyncerDriver:
@@ -41,6 +56,7 @@ class SyncerDriver:
     def __init__(self, options: dict[str, str]) -> None:
         self.machine = SyncerMachine(policy_of(options))
         self.now = 0.0
+        self._volume = Volume()
         self._requests = itertools.count(1)
         self._incarnations: dict[str, int] = {}
         self._steps: dict[str, int] = {}
@@ -50,6 +66,9 @@ class SyncerDriver:
             "timer": self._timer,
             "upload": self._upload,
             "finish_round": self._finish_round,
+            "checkpoint": self._checkpoint,
+            "durable": self._durable,
+            "restart": self._restart,
             "status": lambda _: status_lines(self.machine, self.now),
             "rounds": lambda _: round_lines(self.machine, self.now),
             "learners": lambda _: learner_lines(self.machine, self.now),
@@ -80,6 +99,8 @@ class SyncerDriver:
             for effect in self.machine.handle(event, self.now):
                 self._remember(effect)
                 lines.append(effect_words(effect))
+            if isinstance(event, SAVED_BEFORE_ANSWER | ev.RolledBack | ev.InitialParametersCommitted):
+                self._volume.save(self.machine.run_state())
         under_way = self.machine.rounds.in_order()
         changed = [item for item in under_way if before.get(item.number, item.state) is not item.state]
         return lines + [f"round {i.number} is {i.state}: {self.machine.reason_of(i, self.now)}" for i in changed]
@@ -90,6 +111,22 @@ class SyncerDriver:
                 self._incarnations[learner] = incarnation
                 self._steps[learner] = 0
                 self._held[learner] = {}
+            case fx.CommitRound():
+                self._volume.propose(effect)
+
+    # ---- what is written down ----------------------------------------------------------------------------------------
+
+    def _checkpoint(self, command: Command) -> list[str]:
+        self._volume.checkpoint(self.machine.run_state())
+        return []
+
+    def _durable(self, command: Command) -> list[str]:
+        self._volume.commit(int(command.words[0]), self.machine.run_state())
+        return []
+
+    def _restart(self, command: Command) -> list[str]:
+        self.machine, effects = self._volume.restart(self.machine.policy, self.now)
+        return [effect_words(effect) for effect in effects]
 
     # ---- many events at once -----------------------------------------------------------------------------------------
 
@@ -125,7 +162,9 @@ class SyncerDriver:
 
     def _finish_round(self, command: Command) -> list[str]:
         number = int(command.words[0])
-        return self._tell(self._merged(number, command), ev.CommitFinished(number, 0.0))
+        lines = self._tell(self._merged(number, command))
+        self._durable(command)
+        return lines + self._tell(ev.CommitFinished(number, 0.0))
 
     # ---- one event ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +187,22 @@ class SyncerDriver:
                 return ev.ResumeRequested(next(self._requests))
             case "finish":
                 return ev.FinishRequested(next(self._requests), " ".join(command.words))
+            case "roll_back":
+                return ev.RollBackRequested(next(self._requests), "monday", self._volume.cut(), "the loss diverged")
+            case "rolled_back":
+                return ev.RolledBack()
+            case "roll_back_failed":
+                return ev.RollBackFailed("no space left on device")
+            case "storage_failed":
+                return ev.StorageFailed("no space left on device")
+            case "storage_recovered":
+                return ev.StorageRecovered()
+            case "drain":
+                return ev.DrainRequested(next(self._requests), word, "maintenance")
+            case "evict":
+                return ev.EvictRequested(next(self._requests), word, "it sends nonsense")
+            case "readmit":
+                return ev.ReadmitRequested(next(self._requests), word)
             case "initialized":
                 return self._initialized()
             case "merged":
@@ -155,6 +210,7 @@ class SyncerDriver:
             case "merge_failed":
                 return ev.MergeFailed(int(word), "the merge could not be computed")
             case "committed":
+                self._durable(command)
                 return ev.CommitFinished(int(word), 0.0)
             case "commit_failed":
                 return ev.CommitFailed(int(word), "no space left on device")

@@ -52,6 +52,8 @@ def effect_words(effect: fx.Effect) -> str:
             return f"end the run at global step {step}: {reason}"
         case fx.ChangePolicy():
             return "change policy"
+        case fx.RollBack(checkpoint, state):
+            return f"roll back to {checkpoint}: {versions(dict(enumerate(state.versions)))}"
     return _to_one(effect)
 
 
