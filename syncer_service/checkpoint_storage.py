@@ -105,6 +105,8 @@ class _LocalFolder:
             with aside.open("wb", buffering=0) as file:
                 for piece in _cut(pieces):
                     _write_all(file, piece)
+                    # A commit's sync has to wait for what is written on the same disk and not synced yet.
+                    os.fdatasync(file.fileno())
 
         write_atomically(target, write)
         sync_folder(target.parent)
