@@ -261,6 +261,8 @@ class LearnerDriver:
         if isinstance(instruction, lev.RecoverAsked):
             log.warning("recovering", reason=instruction.reason)
         self._act(self._handover.handle(instruction))
+        if isinstance(instruction, lev.DrainAsked) and instruction.leaves:
+            self._leave_in_time(instruction.reason)
         if isinstance(instruction, lev.Ended):
             self._end(f"the run has finished: {instruction.reason}")
 
@@ -324,7 +326,12 @@ class LearnerDriver:
         self._reports.append(ev.LeavingAnnounced("", 0, reason))
         self._news.set()
         self._act(self._handover.handle(lev.DrainAsked(reason)))
-        self._loop.call_later(self._plan.drain_seconds, self._end, reason)
+        self._leave_in_time(reason)
+
+    def _leave_in_time(self, reason: str) -> None:
+        """A drained learner leaves some time later even if a fragment has had no round for it."""
+        if self._loop is not None:
+            self._loop.call_later(self._plan.drain_seconds, self._end, reason)
 
     def _detached_too_long(self) -> None:
         log.error(

@@ -85,10 +85,10 @@ class SimulatedDisk:
                 file.durable_count = len(file.records)
 
     def copy(self, marks: dict[str, int]) -> SimulatedDisk:
-        """Another disk with the first records of every file: `marks` says how many, by name."""
+        """Another disk with the first records of every file, as they were written: `marks` says how many, by name."""
         other = SimulatedDisk()
         other.is_mirror = True
         for name, count in marks.items():
-            records = [Record(record.content, record.damaged) for record in self.file(name).records[:count]]
+            records = [Record(record.content) for record in self.file(name).records[:count]]
             other.files[name] = SimulatedFile(records, len(records))
         return other

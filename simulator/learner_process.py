@@ -237,11 +237,19 @@ class SimulatedLearner:
     def take(self, event: lev.LearnerEvent) -> None:
         """The machine hears of something now."""
         self._act(self.machine.handle(event))
+        if isinstance(event, lev.DrainAsked) and event.leaves:
+            incarnation, seconds = self.incarnation, self.world.policy.deadlines.drain_seconds_max
+            self.world.after(seconds, lambda: self._leave_in_time(incarnation, event.reason))
         if isinstance(event, lev.Ended):
             self.kill()
             self.gone = True
         elif self.holding and self.incarnation > 0:
             self._boundary()
+
+    def _leave_in_time(self, incarnation: int, reason: str) -> None:
+        """A drained learner leaves some time later even if a fragment has had no round for it."""
+        if self.incarnation == incarnation and self.alive:
+            self.world.leave(self, reason)
 
     def _act(self, effects: list[lfx.LearnerEffect]) -> None:
         for effect in effects:

@@ -154,8 +154,8 @@ class SimulatedStore:
         return records[-1].content.epoch if records else 0
 
     def marks(self) -> dict[str, int]:
-        """How long every file is now: what a mirror copies."""
-        return {name: len(file.records) for name, file in self.disk.files.items()}
+        """How much of every file is durable: what a mirror copies."""
+        return {name: file.durable_count for name, file in self.disk.files.items()}
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
