@@ -6,6 +6,7 @@ from typing import Final
 
 from decoupled_diloco.arrays.schema import Schema
 from decoupled_diloco.config import RunConfig, describe_differences
+from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.core.rounds import CLOSED_ROUNDS_KEPT
 from decoupled_diloco.runtime.config import ConfigError
 from decoupled_diloco.runtime.logs import get_logger
@@ -73,3 +74,9 @@ async def take_up(restored: Restored, serving: Serving, shell: Shell, now: float
         learners=machine.membership.registered_count(),
         stopped_seconds=None if restored.stopped_seconds is None else round(restored.stopped_seconds, 1),
     )
+    if machine.phase is RunPhase.FINISHED:
+        log.warning(
+            "run_has_finished",
+            reason=f"the run in this state directory has finished ({machine.steering.finish_reason}); its model is "
+            "exported once more. To begin a new run give --state-dir an empty directory",
+        )
