@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from chaos.plan import Plan
-from chaos.report import lines, summarise, write_summary
+from chaos.report import lines, summarise, total, total_lines, write_summary
 from chaos.run import ChaosError, Run
 from chaos.schedule import CALM_SECONDS, KINDS
 
@@ -15,9 +15,9 @@ from chaos.schedule import CALM_SECONDS, KINDS
 def main(arguments: list[str]) -> int:
     """Makes the runs; returns 0 if no rule was broken, 1 if one was, 2 if a run could not be made."""
     options = _parse(arguments)
-    violation_count = 0
+    summaries = []
     for seed in range(options.seed, options.seed + options.seeds):
-        folder = options.output if options.seeds == 1 else options.output / f"seed-{seed}"
+        folder = options.output / f"seed-{seed}"
         plan = Plan(folder, seed, 60.0 * options.minutes, options.faults)
         _say(f"seed {seed}: {len(plan.faults)} faults in {plan.seconds:.0f} s, quorum {plan.quorum}")
         for fault in plan.faults:
@@ -33,10 +33,17 @@ def main(arguments: list[str]) -> int:
         write_summary(folder / "summary.json", summary)
         for line in lines(summary):
             _say(line)
-        violation_count += summary["violation_count"]
+        summaries.append(summary)
         again = f"python -m chaos --seed {seed} --minutes {options.minutes:g} --faults {','.join(options.faults)}"
         _say(f"{folder / 'summary.json'}; once more: {again}")
-    return 1 if violation_count else 0
+    if not summaries:
+        return 0
+    whole = summaries[0] if len(summaries) == 1 else total(summaries)
+    write_summary(options.output / "summary.json", whole)
+    if len(summaries) > 1:
+        for line in total_lines(whole):
+            _say(line)
+    return 1 if whole["violation_count"] else 0
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,42 @@ def write_summary(path: Path, summary: dict[str, Any]) -> None:
     """Writes summary.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several runs together, with each of them below."""
+    faults: Counter[str] = Counter()
+    rules: Counter[str] = Counter()
+    for summary in summaries:
+        faults.update(summary["faults"])
+        rules.update(summary["violations_by_rule"])
+    back = {
+        kind: max(s["recovery_seconds"][kind]["back"]["worst"] for s in summaries if _has_back(s, kind))
+        for kind in sorted(faults)
+        if any(_has_back(s, kind) for s in summaries)
+    }
+    return {
+        "seeds": [summary["seed"] for summary in summaries],
+        "faults": dict(sorted(faults.items())),
+        "violation_count": sum(summary["violation_count"] for summary in summaries),
+        "violations_by_rule": dict(rules),
+        "longest_seconds_until_back": back,
+        "rounds_committed": sum(summary["rounds_committed"] for summary in summaries),
+        "runs": list(summaries),
+    }
+
+
+def _has_back(summary: dict[str, Any], kind: str) -> bool:
+    return "back" in summary["recovery_seconds"].get(kind, {})
+
+
+def total_lines(whole: dict[str, Any]) -> list[str]:
+    """The verdict on several runs, for people."""
+    return [
+        f"seeds {', '.join(map(str, whole['seeds']))}: {whole['rounds_committed']} rounds",
+        f"faults: {', '.join(f'{count} {kind}' for kind, count in whole['faults'].items())}",
+        f"{whole['violation_count']} violations in all",
+    ]
 
 
 def lines(summary: dict[str, Any]) -> list[str]:

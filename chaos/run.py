@@ -24,6 +24,7 @@ from chaos.proxy import Proxy
 from chaos.schedule import SYNCER
 from chaos.watch import Sample, Watch
 from decoupled_diloco.config import RunConfig
+from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.run_file import resolve_run
 from syncer_service.tape import FOLDER as TAPE_FOLDER
 from syncerctl.admin_client import AdminClient
@@ -183,8 +184,12 @@ class Run:
         """The run ends in good order, with every process."""
         names = (SYNCER, *self._plan.learners)
         self._processes.retire(*names)
-        with AdminClient(ConnectionSettings(address=self._admin_address())) as admin:
-            admin.finish("the chaos run is over")
+        try:
+            with AdminClient(ConnectionSettings(address=self._admin_address())) as admin:
+                admin.finish("the chaos run is over")
+        except (UnreachableError, PeerError) as error:
+            self._violations.append(Violation("ends in order", f"the syncer could not be told to finish: {error}"))
+            return
         if not self._wait(lambda: not any(self._processes.is_up(name) for name in names), END_SECONDS_MAX):
             left = [name for name in names if self._processes.is_up(name)]
             self._violations.append(
