@@ -198,7 +198,7 @@ def test_a_syncer_that_lost_its_epoch_writes_nothing(tmp_path):
         connection.execute("UPDATE run SET epoch = 2")
         connection.execute("INSERT INTO starts VALUES (2, 0, NULL, 'elsewhere', 4711, NULL)")
     before = contents(tmp_path)
-    failpoints.arm("commit.in_payload_write=kill@1+")  # not even a payload is begun
+    failpoints.arm("commit.in_payload_write=enospc@1+")  # not even a payload is begun
     commit, delta, row, state = run.next_round()
     states = {fragment: FragmentState.initial(values(fragment, 7)) for fragment in range(FRAGMENTS)}
     for write in (
