@@ -51,6 +51,7 @@ class Troubles:
             "run paused": self._pause,
             "learner drained by operator": self._drain,
             "learner evicted": self._evict,
+            "run finished by operator": self._finish,
             "syncer killed": self._crash,
             "syncer killed between effects": self._crash_between,
             "power lost": self._lose_power,
@@ -78,6 +79,7 @@ class Troubles:
         """Everything is mended: who is dead is started again, who is cut off is not any more."""
         world = self._world
         world.disk.full = False
+        world.transfers.faults.broken_uploads = world.transfers.faults.failed_merges = 0.0
         if world.process is None:
             world.start_syncer()
         assert world.process is not None
@@ -250,6 +252,13 @@ class Troubles:
     def _readmit(self, name: str) -> None:
         self._evicted.discard(name)
         self._insist(lambda number: ev.ReadmitRequested(number, name))
+
+    def _finish(self) -> bool:
+        """Rarely, and late: the troubles go on while the run is in its last rounds."""
+        if self._world.now < 0.7 * self._until or self._source.random() < 0.8:
+            return False
+        self.ask_to_finish()
+        return True
 
     def _checkpoint(self) -> bool:
         cut = self._world.checkpoint()

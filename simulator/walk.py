@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.core.policy import Deadlines, Policy
 from simulator.rule import BrokenRuleError
 from simulator.transfers import Faults
@@ -129,6 +130,8 @@ class Walk:
         machine, policy = world.syncer, world.policy
         if world.finished or (policy.total_steps and machine.global_step >= policy.total_steps):
             return
+        if machine.phase is RunPhase.FINISHING:
+            return  # `finish` sees to it that it ends
         needed = 1 if policy.below_quorum == "degrade" else policy.quorum_minimum
         there = [name for name, incarnation in self._there.items() if self._stayed(name, incarnation)]
         if len(there) < needed or not machine.versions:

@@ -78,7 +78,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], Any]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
-        self._processes = itertools.count(1)
+        self.processes: list[SyncerProcess] = []
         self.transfers = Transfers(self, faults or Faults())
         self.disk = SimulatedDisk()
         self.process: SyncerProcess | None = None
@@ -139,7 +139,8 @@ class World:
 
     def start_syncer(self) -> None:
         """Starts a syncer on the volume; one that runs there already is fenced by it."""
-        process = SyncerProcess(self, next(self._processes), self.disk)
+        process = SyncerProcess(self, len(self.processes) + 1, self.disk)
+        self.processes.append(process)
         self.process, self._newest_machine = process, process.machine
         process.start()
 
@@ -166,8 +167,9 @@ class World:
         """The volume is gone; a copy of the mirror takes its place. False if there is none yet."""
         if self.mirror is None:
             return False
-        if self.process is not None:
-            self.process.die()
+        for process in self.processes:
+            if process.disk is self.disk:
+                process.die()
         disk, marks = self.mirror
         self.disk, self.mirror = disk.copy(marks), None
         return True
