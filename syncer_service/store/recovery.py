@@ -258,12 +258,16 @@ def new_timeline(
     machine.restore(position.state, position.newer, 0.0)
     booked = machine.run_state()  # what is lost can only be taken out of books that hold it
     intact = tuple((item.stored.version, item.stored.global_step) for item in found)
-    newest = _with_unknown(booked, unknown)
-    return restoring.in_new_timeline(restoring.without(booked, lost_commits, intact), newest, policy, LOST_REASON)
+    cut = restoring.without(booked, lost_commits, intact)
+    if not unknown:
+        return restoring.in_new_timeline(cut, booked, policy, LOST_REASON)
+    # A ledger that went back is a copy that lacks what came after it: names, incarnations, timelines.
+    cut = _with_unknown(cut, unknown)
+    return restoring.in_new_timeline(cut, cut, policy, LOST_REASON)
 
 
 def _with_unknown(state: RunState, unknown: Sequence[RecordHeader]) -> RunState:
-    """A state that also knows which numbers were used in rounds that the ledger has forgotten."""
+    """A state that also knows the numbers of rounds that the ledger has forgotten."""
     versions = list(state.versions)
     for header in unknown:
         name = versions[header.fragment]
