@@ -108,6 +108,20 @@ async def test_a_learner_that_drains_leaves_in_good_order_and_the_others_go_on(t
         assert machine_of(running).phase is RunPhase.FINISHED
 
 
+async def test_a_learner_that_an_operator_drains_leaves_in_time_although_no_round_takes_its_steps(tmp_path):
+    config = config_of(quorum={"minimum": 2})
+    async with syncer(tmp_path, config) as running:
+        a, b = team("a", "b")
+        b.on_step = lambda d, number: d.drain("told to") if number == 20 else None
+        training = asyncio.create_task(train(running, config, a, b, drain_seconds=0.5))
+        learners = machine_of(running).membership.learners
+        await until(running, lambda: "b" in learners and learners["b"].left)
+        await running.serving.driver.request(lambda token: ev.DrainRequested(token, "a", "maintenance"), type(None))
+        await training
+        assert a.session.end_reason == "maintenance"
+        assert learners["a"].left
+
+
 async def test_a_paused_run_makes_no_steps_until_it_resumes(tmp_path):
     config = config_of(run={"total_steps": 40})
     async with syncer(tmp_path, config) as running:
