@@ -52,12 +52,13 @@ from syncer_service.store.interface import (
 from syncer_service.store.ledger import LEDGER_NAME, REMEDY, Ledger
 from syncer_service.store.lock import DirectoryLock, StateError
 from syncer_service.store.payloads import FragmentFiles, Placement, StoredVersion, make_folder, segment_names
+from syncer_service.store.records import write_pieces
 
 BASE_INTERVAL_COMMITS: Final = 8
 """Commits of a fragment in one segment; docs/results.md says why."""
 
 PROBE_NAME: Final = "probe"
-PROBE_PIECE: Final = bytes(1 << 20)
+PROBE_PIECE: Final = memoryview(bytes(1 << 20))
 LEDGER_BYTES: Final = 1 << 20
 """Room that a transaction is taken to need."""
 
@@ -83,6 +84,8 @@ class DurableStore(HeldVersions):
         self._files: dict[int, FragmentFiles] = {}
         self._disk = Lock()
         self._is_closed = False
+        self._wanted_bytes = 0
+        """What the newest write that failed needs; 0 if the newest one succeeded."""
         try:
             with contextlib.ExitStack() as stack, self._storage(LEDGER_BYTES):
                 make_folder(state_dir)
@@ -291,18 +294,16 @@ class DurableStore(HeldVersions):
         return tuple(round_status(row) for row in rows.read_rounds(self._ledger.connection, newest, (limit,)))
 
     def probe(self) -> None:
-        """See `Store`: writes and syncs as many bytes as the largest commit needs, and one transaction."""
-        needed = max(
-            (self._fragment_files(f).commit_bytes(c.state.theta.size) for f, c in self.newest().items()),
-            default=LEDGER_BYTES,
-        )
+        """See `Store`: writes and syncs as many bytes as what failed or the largest commit needs; one transaction."""
+        commits = (self._fragment_files(f).commit_bytes(c.state.theta.size) for f, c in self.newest().items())
+        needed = max(LEDGER_BYTES, self._wanted_bytes, *commits)
         path = self.state_dir / PROBE_NAME
         with self._writing(needed):
             self._ledger.check_epoch()
             try:
                 with path.open("wb", buffering=0) as file:
                     for start in range(0, needed, len(PROBE_PIECE)):
-                        file.write(PROBE_PIECE[: needed - start])
+                        write_pieces(file.fileno(), [PROBE_PIECE[: needed - start]], start)
                     os.fsync(file.fileno())
             finally:
                 path.unlink(missing_ok=True)
@@ -332,7 +333,12 @@ class DurableStore(HeldVersions):
         with self._disk, self._storage(needed_bytes):
             if self._is_closed:
                 raise StorageError("the store is closed")
-            yield
+            try:
+                yield
+            except BaseException:
+                self._wanted_bytes = max(self._wanted_bytes, needed_bytes)
+                raise
+            self._wanted_bytes = 0
 
     @contextlib.contextmanager
     def _storage(self, needed_bytes: int) -> Iterator[None]:

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from decoupled_diloco.runtime import failpoints
@@ -121,6 +122,41 @@ def test_a_full_disk_is_seen_by_the_probe_and_leaves_nothing(disk):
         run.store.probe()
     assert not (run.path / "probe").exists()
     run.close()
+
+
+def test_the_probe_asks_for_as_much_as_what_failed_needs(tmp_path, monkeypatch):
+    """The initial parameters of all fragments are more than any one commit."""
+    run = TestRun(tmp_path)
+    run.open()
+    big = [np.ones(200_000, np.float32), np.ones(400_000, np.float32)]
+    for fragment, theta in enumerate(big):
+        run.store.stage_initial("alpha", 1, fragment, theta)
+    monkeypatch.setattr("syncer_service.store.durable.FragmentFiles.append", fails_for_want_of_room)
+    with pytest.raises(StorageError, match=r"No space left on device; \d+ bytes are free, 7200000 are needed"):
+        run.store.commit_initial("alpha", 1, 2)
+    monkeypatch.undo()
+    assert probed_bytes(run, monkeypatch) == 7_200_000
+    run.store.commit_initial("alpha", 1, 2)
+    assert probed_bytes(run, monkeypatch) == 4 * 400_000 + 4096
+    run.close()
+
+
+def fails_for_want_of_room(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def probed_bytes(run, monkeypatch):
+    sizes = []
+    sync = os.fsync
+
+    def traced(descriptor):
+        sizes.append(os.fstat(descriptor).st_size)
+        sync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("syncer_service.store.durable.os.fsync", traced)
+        run.store.probe()
+    return sizes[0]
 
 
 @pytest.mark.parametrize(
