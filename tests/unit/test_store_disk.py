@@ -16,7 +16,7 @@ from syncer_service.store.lock import StateError
 from syncer_service.store.reader import open_ledger
 from tests.unit.store_cases import TestRun, assert_same_commits, booked
 
-ROOM_BYTES = 1 << 20
+ROOM_BYTES = 4 << 20
 
 
 class SmallDisk:
