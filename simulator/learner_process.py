@@ -102,6 +102,7 @@ class SimulatedLearner:
         self.machine = LearnerMachine(self.world.policy)
         self.clock = ActivityClock(Activity.RECOVER, self.world.now)
         self.alive, self.gone, self.running, self.holding = True, False, False, True
+        self.speaks = self.hears = True
         self.incarnation = 0
         self.poisoned, self.step_seconds = False, None
         self._outbox.clear()
@@ -195,7 +196,8 @@ class SimulatedLearner:
         self.unlink()
         if self.alive:
             incarnation = self.incarnation
-            self.world.after(RETRY_SECONDS, lambda: self._dial(incarnation))
+            # Now before its uploads have begun again, and now after.
+            self.world.after(2.0 * RETRY_SECONDS * self.world.draw(), lambda: self._dial(incarnation))
 
     def unlink(self) -> None:
         """Whatever is on its way on the present stream is lost."""

@@ -53,6 +53,8 @@ class Job:
     steps: list[tuple[float, Callable[[], None]]]
     done: Callable[[], None]
     failed: Callable[[str], None]
+    request: Request | None = None
+    """Whose answer waits for it."""
 
 
 class SyncerProcess:
@@ -112,7 +114,8 @@ class SyncerProcess:
         self.alive = False
         requests, self._requests = self._requests, {}
         saves, self._waiting_saves = self._waiting_saves, []
-        self.world.on_death(self, [*requests.values(), *(request for request, _ in saves)])
+        waiting = [job.request for job in self._jobs if job.request is not None]
+        self.world.on_death(self, [*requests.values(), *(request for request, _ in saves), *waiting])
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -236,7 +239,7 @@ class SyncerProcess:
             request.answered(value)
 
         step = (self.world.save_seconds, lambda: self._transact(Transaction(0, state)))
-        self._enqueue(Job([step], saved, lambda _: request.broken()))
+        self._enqueue(Job([step], saved, lambda _: request.broken(), request))
 
     def _commit(self, effect: fx.CommitRound) -> None:
         world, store, fragment = self.world, self.store, effect.fragment

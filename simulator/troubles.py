@@ -89,11 +89,14 @@ class Troubles:
         self._resume()
         for learner in list(world.learners.values()):
             learner.poisoned = False
-            learner.speaks = learner.hears = True
             if not learner.alive and not learner.gone:
                 learner.join()
-            else:
-                learner.dial()
+            elif not learner.reachable:
+                world.reconnect(learner)
+        if self._source.random() < 0.5:  # one last restart, which everybody has to come back from by itself
+            world.crash_syncer()
+            world.count("last restart")
+            world.after(self._source.uniform(0.1, 2.0), self._start_again)
 
     def ask_to_finish(self) -> None:
         """An operator's call, again and again until it is answered."""
