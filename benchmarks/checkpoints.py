@@ -138,7 +138,7 @@ async def measure(folder: Path, parameter_count: int, fragment_count: int, pairs
         RuntimeError: It came back with other bits.
     """
     run = Run(folder / "state", parameter_count, fragment_count)
-    checkpoints = CheckpointFolder(open_folder(str(folder / "checkpoints")))
+    checkpoints = CheckpointFolder(open_folder(str(folder / "checkpoints"), rests=True))
     quiet, busy = Block(), Block()
     write_seconds: list[float] = []
     with ThreadPoolExecutor(1) as store, ThreadPoolExecutor(1) as writer:

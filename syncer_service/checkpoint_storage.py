@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ from syncer_service.store.payloads import make_folder, sync_folder
 
 PIECE_BYTES: Final = 8 << 20
 """Bytes that are read, written or hashed at a time."""
+
+REST_SHARE: Final = 2.0
+"""Pause after each piece, in the time that it took to write."""
 
 Pieces = Sequence[memoryview]
 
@@ -60,8 +64,12 @@ class StorageFolder(Protocol):
         """Removes a folder with all that lies in it; one that is not there is removed already."""
 
 
-def open_folder(url: str) -> StorageFolder:
+def open_folder(url: str, *, rests: bool = False) -> StorageFolder:
     """The folder that a path or URL names; it need not be there yet.
+
+    Args:
+        url: A path, or a URL of any kind that fsspec knows.
+        rests: Leaves a local disk to others for most of the time while it writes.
 
     Raises:
         ValueError: No file system of that kind is known.
@@ -70,7 +78,7 @@ def open_folder(url: str) -> StorageFolder:
     # A listing of another process's files, or one from before ours, would be wrong for as long as it is kept.
     system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     if isinstance(system, LocalFileSystem):
-        return _LocalFolder(Path(path))
+        return _LocalFolder(Path(path), rests)
     return _RemoteFolder(system, path.rstrip("/"), url.rstrip("/"))
 
 
@@ -84,15 +92,16 @@ def check_url(url: str) -> str:
     try:
         fsspec.get_filesystem_class(protocol)
     except (ValueError, ImportError) as error:
-        raise ValueError(f"no files can be reached at {url!r}: {error}") from error
+        raise ValueError(f"a path, or a URL of a kind that is installed here ({error})") from error
     return url
 
 
 class _LocalFolder:
     """On a disk of this machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rests: bool) -> None:
         self._folder = folder
+        self._rests = rests
 
     def place(self, path: str = "") -> str:
         return str(self._folder / path)
@@ -104,9 +113,12 @@ class _LocalFolder:
         def write(aside: Path) -> None:
             with aside.open("wb", buffering=0) as file:
                 for piece in _cut(pieces):
+                    started = time.monotonic()
                     _write_all(file, piece)
                     # A commit's sync has to wait for what is written on the same disk and not synced yet.
                     os.fdatasync(file.fileno())
+                    if self._rests:
+                        time.sleep(REST_SHARE * (time.monotonic() - started))
 
         write_atomically(target, write)
         sync_folder(target.parent)

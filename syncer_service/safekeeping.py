@@ -46,7 +46,7 @@ class Safekeeping:
             serving,
             shell,
             cuts,
-            CheckpointFolder(_opened("checkpoint_url", settings.checkpoint_folder)),
+            CheckpointFolder(_opened("checkpoint_url", settings.checkpoint_folder, rests=True)),
             threads,
             interval_steps=settings.checkpoint_interval_steps,
             kept_count=settings.checkpoints_kept,
@@ -88,9 +88,9 @@ class Safekeeping:
             await self.mirror.catch_up(seconds_max)
 
 
-def _opened(setting: str, url: str) -> StorageFolder:
+def _opened(setting: str, url: str, *, rests: bool = False) -> StorageFolder:
     """A folder; whether it can be written shows when it is."""
     try:
-        return open_folder(url)
+        return open_folder(url, rests=rests)
     except Exception as error:  # whatever the file system's library has against it
         raise ConfigError(f'syncer.{setting} = "{url}" cannot be used: {type(error).__name__}: {error}') from error
