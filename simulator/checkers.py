@@ -102,6 +102,10 @@ class StepsAccounted(Rule):
         else:
             self._turn = (self._turn + 1) % self.policy.fragment_count
             self._add_up(fact.machine, self._turn)
+        if any(isinstance(effect, fx.EndRun) for effect in fact.effects):
+            for record in fact.machine.membership.with_role():
+                if any(accounted < record.seen_token_count for accounted in record.accounted_tokens):
+                    self.broken(f"the run is over, and of {record.learner} tokens are open: {record.accounted_tokens}")
 
     def _add_up_all(self, machine: SyncerMachine) -> None:
         for fragment in range(self.policy.fragment_count):
@@ -302,17 +306,42 @@ class Cursors(Rule):
 
     name = "cursors"
 
+    def __init__(self, policy: Policy, history: History) -> None:
+        super().__init__(policy, history)
+        self._sent: dict[int, int] = {}
+
     def started(self, fact: facts.Started) -> None:
         """A restart credits what is durable."""
         if fact.machine.versions:
             self._compare(fact.machine)
 
     def decided(self, fact: facts.Decided) -> None:
-        """A round was booked."""
+        """A round was booked; or somebody is told where to begin."""
+        learners = fact.machine.membership.learners
+        if isinstance(fact.event, ev.ContributionStarted):
+            header = fact.event.header
+            if header.learner in learners:
+                slot = learners[header.learner].slot
+                self._sent[slot] = max(self._sent.get(slot, 0), header.cursor)
+        for effect in fact.effects:
+            if isinstance(effect, fx.Answer) and isinstance(effect.value, fx.Admitted):
+                self._check_beginning(fact.machine, effect.value)
         committed = any(isinstance(effect, fx.CloseRound) and effect.committed for effect in fact.effects)
         # Else another round is durable and not booked yet.
         if committed and list(fact.machine.versions) == self.history.newest:
             self._compare(fact.machine)
+
+    def _check_beginning(self, machine: SyncerMachine, admitted: fx.Admitted) -> None:
+        """Behind what is merged, but not behind what was never sent: those batches would be left out."""
+        if admitted.slot < 0:
+            return
+        committed = machine.membership.slot_cursors.get(admitted.slot, 0)
+        farthest = max(committed, self._sent.get(admitted.slot, 0))
+        if not committed <= admitted.cursor <= farthest:
+            self.broken(
+                f"{admitted.learner} begins slot {admitted.slot} at {admitted.cursor}; committed is {committed}, "
+                f"sent {farthest}"
+            )
 
     def _compare(self, machine: SyncerMachine) -> None:
         found = {slot: cursor for slot, cursor in machine.membership.slot_cursors.items() if cursor}
