@@ -87,6 +87,7 @@ class SimulatedLearner:
         self.boundaries: list[lfx.Boundary] = []
         self._outbox: list[ev.Event] = []
         self._start_count = 0
+        self._reported_at = -1.0
 
     @property
     def reachable(self) -> bool:
@@ -272,9 +273,15 @@ class SimulatedLearner:
     def _heartbeat(self, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
-        if self.link is not None and self.world.now >= self.stopped_until:
-            self.send(ev.ProgressReported(self.name, incarnation, self._progress()))
-        self.world.after(self.world.policy.deadlines.heartbeat_seconds, lambda: self._heartbeat(incarnation))
+        now, seconds = self.world.now, self.world.policy.deadlines.heartbeat_seconds
+        if now >= self.stopped_until and now >= self._reported_at + seconds:
+            self._report()
+        self.world.at(max(now + 0.1 * seconds, self._reported_at + seconds), lambda: self._heartbeat(incarnation))
+
+    def _report(self) -> None:
+        self._reported_at = self.world.now
+        if self.link is not None:
+            self.send(ev.ProgressReported(self.name, self.incarnation, self._progress()))
 
     def _progress(self) -> ev.Progress:
         machine, now = self.machine, self.world.now
@@ -339,5 +346,5 @@ class SimulatedLearner:
         seconds, known = now - self.step_started, self.step_seconds
         self.step_seconds = seconds if known is None else known + 0.125 * (seconds - known)
         self.machine.step_finished(TOKENS_PER_STEP)
-        self.send(ev.ProgressReported(self.name, incarnation, self._progress()))
+        self._report()
         self._boundary()
