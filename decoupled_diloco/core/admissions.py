@@ -51,10 +51,13 @@ class Admissions:
 
     def on_join(self, event: ev.JoinRequested, now: float) -> list[fx.Effect]:
         """A learner or observer wants in; a known id gets a new incarnation."""
-        effects = self._take_over(event, now)
         refusal = self._refuse_join(event)
         if refusal is not None:
-            return [*effects, fx.Answer(event.request, refusal)]
+            return [fx.Answer(event.request, refusal)]
+        effects = self._take_over(event, now)
+        if self._is_full(event):
+            text = f"the run takes at most {self.machine.policy.learners_max} learners"
+            return [*effects, fx.Answer(event.request, fx.Refusal("TOO_MANY_LEARNERS", text))]
         old = self.machine.membership.learners.get(event.learner)
         if old is not None and not old.left:
             effects += self._replace(old, now)
@@ -122,13 +125,11 @@ class Admissions:
             self.machine.phase is RunPhase.FINISHING and event.role is Role.LEARNER
         ):
             return fx.Refusal("RUN_FINISHED", f"the run has finished: {self.machine.steering.finish_reason}")
-        if (
-            self._is_new(event.learner)
-            and event.role is Role.LEARNER
-            and self.machine.membership.registered_count() >= self.machine.policy.learners_max
-        ):
-            return fx.Refusal("TOO_MANY_LEARNERS", f"the run takes at most {self.machine.policy.learners_max} learners")
         return None
+
+    def _is_full(self, event: ev.JoinRequested) -> bool:
+        count, most = self.machine.membership.registered_count(), self.machine.policy.learners_max
+        return self._is_new(event.learner) and event.role is Role.LEARNER and count >= most
 
     def _replace(self, old: LearnerRecord, now: float) -> list[fx.Effect]:
         """A new incarnation fences the old one at once; its steps will be redone from the committed cursor."""
