@@ -37,7 +37,8 @@ class AnsweredOnce(Rule):
         event = fact.event
         asked = [event.request] if hasattr(event, "request") else []
         answered = [effect.request for effect in fact.effects if isinstance(effect, fx.Answer)]
-        if asked == answered:
+        ended = any(isinstance(effect, fx.EndRun) for effect in fact.effects)
+        if asked == answered and not ended:
             return
         if isinstance(event, ev.RollBackRequested) and not answered:
             self._open.add((fact.process, event.request))
@@ -49,6 +50,10 @@ class AnsweredOnce(Rule):
                 self.broken(f"request {request} was answered although it was not open: {event}")
         if any(request not in answered for request in asked):
             self.broken(f"{event} was not answered")
+        if ended:
+            open_requests = [request for process, request in self._open if process == fact.process]
+            if open_requests:
+                self.broken(f"the run is over, and requests {open_requests} are not answered")
 
 
 class RoundsInOrder(Rule):

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.run_state import RunState
 from simulator.store import LEDGER, payload_file
@@ -120,7 +121,13 @@ class Troubles:
             self._world.at(at, action)
 
     def _insist(self, make: Callable[[int], ev.Event]) -> None:
-        self._world.request(make, broken=lambda: self._insist(make))
+        again = lambda: self._insist(make)  # noqa: E731
+
+        def answered(value: object) -> None:
+            if isinstance(value, fx.Refusal) and value.reason == "NOT_READY":
+                self._world.after(1.0, again)
+
+        self._world.request(make, answered, again)
 
     # ---- learners ----------------------------------------------------------------------------------------------------
 

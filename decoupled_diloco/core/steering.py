@@ -124,6 +124,9 @@ class Steering:
         answer = fx.Answer(event.request, None)
         if self._is_ending:
             return [answer]
+        if self.rolling_back is not None:  # its last rounds would be those of the state that is given up
+            text = f"the run is being rolled back to {self.rolling_back.checkpoint}; call again"
+            return [fx.Answer(event.request, fx.Refusal("NOT_READY", text))]
         return [answer, *self.begin_finish(event.reason or "an operator finished the run", now)]
 
     def begin_finish(self, reason: str, now: float) -> list[fx.Effect]:
