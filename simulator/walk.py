@@ -34,6 +34,7 @@ def drawn_policy(source: random.Random) -> Policy:
         norm_outlier_factor=source.choice((0.0, 3.0)),
         learners_max=LEARNERS_MAX,
         apply_rule=source.choice(("overwrite", "overwrite", "carry", "blend")),
+        barrier=source.random() < 0.05,
         deadlines=Deadlines(
             lease_seconds=source.choice((4.0, 10.0)), stall_seconds=2.0, drain_seconds_max=10.0, upload_seconds_min=8.0
         ),

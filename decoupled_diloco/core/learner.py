@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from decoupled_diloco.core import learner_events as ev
 from decoupled_diloco.core.ids import Decline, Version
@@ -211,10 +212,8 @@ class LearnerMachine:
     def _on_downloaded(self, fragment: int, version: Version, global_step: int) -> list[LearnerEffect]:
         state = self._fragments[fragment]
         state.downloading = None
-        if state.held is None or (version.timeline, version.number) > (
-            state.held.timeline,
-            state.held.number,
-        ):
+        held = state.held
+        if held is None or (version.timeline, version.number) > (held.timeline, held.number):
             state.held, state.held_global_step = version, global_step
         if self._drain is not None:
             return self._leave_if_done()
@@ -275,7 +274,9 @@ class LearnerMachine:
         if self._recovering:
             return self._recovery_boundary()
         applies = tuple(self._apply(fragment) for fragment in self._arrived())
-        due = [r for r, pending in sorted(self._asks.items()) if self._is_due(pending)]
+        # With the barrier on, a later round that is answered would hold an older one up for ever: so in their order.
+        ready = takewhile if self.policy.barrier else filter
+        due = [r for r, _ in ready(lambda ask: self._is_due(ask[1]), sorted(self._asks.items()))]
         copies = self._take_copies([self._asks[r].ask.fragment for r in due])
         uploads = tuple(
             self._answer(r, copy) for r in due if (copy := copies.get(self._asks[r].ask.fragment)) is not None
