@@ -29,6 +29,7 @@ def caught_by(mutation: Mutation, seeds_max: int = SEEDS_MAX) -> tuple[str, int]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.bug)
 def test_a_planted_bug_is_found(mutation: Mutation) -> None:
     assert caught_by(mutation) is not None

@@ -22,6 +22,7 @@ def test_a_run_full_of_trouble(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(100, 200, 10))
 def test_longer_runs_full_of_trouble(first: int) -> None:
     for seed in range(first, first + 10):
