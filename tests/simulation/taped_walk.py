@@ -80,10 +80,11 @@ def walk_on_tape(seed: int, folder: Path, seconds: float = 30.0) -> list[Taped]:
 
 
 def busy_walk_on_tape(folder: Path, seconds: float = 30.0) -> tuple[Path, Taped]:
-    """The first tape of the first walk whose first machine commits a few rounds."""
-    for seed in range(40, 80):
+    """The first tape of the first walk whose first machine lives for long and commits a few rounds."""
+    for seed in range(100, 140):
         first = walk_on_tape(seed, folder / str(seed), seconds)[0]
-        if sum(isinstance(event, ev.CommitFinished) for _, event in first.events) >= 5:
+        commits = sum(isinstance(event, ev.CommitFinished) for _, event in first.events)
+        if commits >= 5 and len(first.events) >= 1000:
             return files_of(folder / str(seed))[0], first
     raise AssertionError("no walk commits")
 
