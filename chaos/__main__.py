@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from chaos.plan import Plan
 from chaos.report import lines, summarise, total, total_lines, write_summary
@@ -15,6 +18,7 @@ from chaos.schedule import CALM_SECONDS, KINDS
 def main(arguments: list[str]) -> int:
     """Makes the runs; returns 0 if no rule was broken, 1 if one was, 2 if a run could not be made."""
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, _stop)
     summaries = []
     for seed in range(options.seed, options.seed + options.seeds):
         folder = options.output / f"seed-{seed}"
@@ -44,6 +48,11 @@ def main(arguments: list[str]) -> int:
         for line in total_lines(whole):
             _say(line)
     return 1 if whole["violation_count"] else 0
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    """Unwinds, so that no process and no mount is left behind."""
+    raise SystemExit(128 + number)
 
 
 def _say(text: str) -> None:
