@@ -184,7 +184,7 @@ class SimulatedStore:
                 return Restored(replace(state, phase=phase, versions=named, version_steps=steps))
             if not is_mirror:
                 return Restored(state)
-            state = in_new_timeline(state, state, policy, "the volume was lost")
+            state = in_new_timeline(state, None, policy, "the volume was lost")
             self._write(Transaction(self.epoch, state), even_if_full=True)
             return Restored(state)
         rows = [written_down(CommitRound, t.row) for t in transactions if t.row is not None and _is_newer(t.row, state)]
@@ -196,7 +196,7 @@ class SimulatedStore:
         machine.restore(state, rows, 0.0)
         newest = machine.run_state()  # what is lost can only be taken out of books that hold it
         cut = without(newest, lost, tuple(intact))
-        state = in_new_timeline(cut, cut if is_mirror else newest, policy, reason)
+        state = in_new_timeline(cut, None if is_mirror else newest, policy, reason)
         self._rename(state)
         return Restored(written_down(RunState, state), lost=tuple(lost), cut=tuple(version for version, _ in intact))
 

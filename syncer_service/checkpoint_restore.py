@@ -111,7 +111,7 @@ def restore_into(store: Store, state_dir: Path, point: RestorePoint, policy: Pol
 
 def new_timeline(cut: RunState, policy: Policy, reason: str) -> RunState:
     """The state of a run whose newest known state is `cut`; one that was in its last rounds goes on running."""
-    state = in_new_timeline(cut, cut, policy, reason)
+    state = in_new_timeline(cut, None, policy, reason)
     if state.phase is RunPhase.FINISHING:
         state = replace(state, phase=RunPhase.RUNNING, finish_reason=None)
     return state

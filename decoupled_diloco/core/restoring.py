@@ -242,17 +242,18 @@ def without(state: RunState, lost: Iterable[CommitRound], intact: tuple[tuple[Ve
     )
 
 
-def in_new_timeline(cut: RunState, newest: RunState, policy: Policy, reason: str) -> RunState:
+def in_new_timeline(cut: RunState, newest: RunState | None, policy: Policy, reason: str) -> RunState:
     """The state of a run that goes on from an older one.
 
     Args:
         cut: Where it goes on: versions (under new names), schedule, cursors, averages.
         newest: The newest state of the run: round numbers, incarnations, timelines and the time spent go on from there.
-            The very cut, if it is a copy that may lack what came after: then what that may have used is left out.
+            None: the cut is a copy, and what came after it is not known; what that may have used is left out.
         policy: The run's policy.
         reason: In words, for learners that have to join again.
     """
-    is_copy = newest is cut
+    is_copy = newest is None
+    newest = cut if newest is None else newest
     timeline = max(newest.timeline, cut.timeline) + (TIMELINES_SKIPPED_BY_COPY if is_copy else 1)
     skipped = INCARNATIONS_SKIPPED_BY_COPY if is_copy else INCARNATIONS_SKIPPED
     # Round numbers are never used twice, and the schedule of fragments and steps goes on where the cut stood: so all

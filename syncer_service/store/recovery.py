@@ -263,7 +263,7 @@ def new_timeline(
         return restoring.in_new_timeline(cut, booked, policy, LOST_REASON)
     # A ledger that went back is a copy that lacks what came after it: names, incarnations, timelines.
     cut = _with_unknown(cut, unknown)
-    return restoring.in_new_timeline(cut, cut, policy, LOST_REASON)
+    return restoring.in_new_timeline(cut, None, policy, LOST_REASON)
 
 
 def _with_unknown(state: RunState, unknown: Sequence[RecordHeader]) -> RunState:

@@ -29,7 +29,7 @@ def test_what_a_lost_disk_had_and_its_mirror_had_not_is_known_and_does_not_count
     store = DurableStore(tmp_path / "state", POLICY)
     store.begin("test", {}, FRAGMENTS)
     store.save_model(MODEL)
-    store.roll_back(values, in_new_timeline(cut, cut, POLICY, "the disk was lost"))
+    store.roll_back(values, in_new_timeline(cut, None, POLICY, "the disk was lost"))
     store.close()
 
     ledger = read_ledger([tmp_path / "lost", tmp_path / "state"], POLICY)
