@@ -168,7 +168,9 @@ class Admissions:
         count = self.machine.policy.fragment_count
         record.applied = {fragment: version for fragment, version in event.applied if 0 <= fragment < count}
         record.recovering = record.role is Role.LEARNER and len(record.applied) < count
+        record.rated_from = now
         self.take_progress(record, event.progress, now)
+        record.tokens_per_second = 0.0  # what it made while nobody heard it is no rate of now
         record.rebase(self.machine.rounds.newest_closed_step, record.progress.local_step)
         return effects + self._repeat(record, now)
 
@@ -211,10 +213,7 @@ class Admissions:
         """Takes a report in."""
         progress = _sane(progress)
         accounts.book_progress(self.machine.ledger, record, progress, now - self.machine.started_at)
-        made = progress.token_count - record.progress.token_count
-        elapsed = now - record.progress_at
-        if made > 0 and elapsed > 0:
-            record.tokens_per_second += 0.2 * (made / elapsed - record.tokens_per_second)
+        record.rate(progress.token_count - record.progress.token_count, now)
         record.progress, record.progress_at = progress, now
         if record.role is Role.LEARNER:
             self.machine.membership.reach(record)

@@ -19,6 +19,12 @@ from decoupled_diloco.core.policy import Policy
 GONE_LEASES = 30
 """A learner that has been lost for this many leases is gone for good: a new learner may take its data slot over."""
 
+RATE_SECONDS = 10.0
+"""A learner's rate is of about so many newest seconds."""
+
+RATE_SECONDS_MIN = 1.0
+"""No rate is of less: reports that were held back come all at once."""
+
 _STATE_OF_ACTIVITY = {
     Activity.COMPILE: LearnerState.COMPILING,
     Activity.STARTUP: LearnerState.RECOVERING,
@@ -63,6 +69,8 @@ class LearnerRecord:
     """Most tokens of this incarnation that any message has shown."""
     loss: float | None = None
     tokens_per_second: float = 0.0
+    rated_from: float = 0.0
+    """When it attached: since then its tokens count for their rate."""
     applied: dict[int, Version] = field(default_factory=dict)
     recovering: bool = True
     based_on_global_step: int = -1
@@ -90,6 +98,16 @@ class LearnerRecord:
         if self.progress.running_step_seconds is None:
             return 0.0
         return self.progress.running_step_seconds + (now - self.progress_at)
+
+    def rate(self, made_count: int, now: float) -> None:
+        """Takes the tokens since the report before into their rate, before `progress_at` moves on.
+
+        The mean since it attached, later with the newest seconds weighing most. By time and not by reports: several
+        of them can arrive at once, and there are more of them than steps.
+        """
+        elapsed = max(0.0, now - self.progress_at)
+        window = max(elapsed, RATE_SECONDS_MIN, min(RATE_SECONDS, now - self.rated_from))
+        self.tokens_per_second += (max(0, made_count) - elapsed * self.tokens_per_second) / window
 
     def rebase(self, global_step: int, local_step: int) -> None:
         """From now on due steps count from here: it attached, or it has just recovered."""
