@@ -21,6 +21,7 @@ Settings: `syncer.base_interval_commits` is `base_interval` here; `syncer.state_
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -334,6 +335,7 @@ class DurableStore(HeldVersions):
             if self._is_closed:
                 raise StorageError("the store is closed")
             try:
+                self._ledger.check_in_place()
                 yield
             except BaseException:
                 self._wanted_bytes = max(self._wanted_bytes, needed_bytes)
@@ -352,12 +354,17 @@ class DurableStore(HeldVersions):
             raise StorageError(self._complaint(error, needed_bytes)) from error
 
     def _complaint(self, error: OSError | sqlite3.Error, needed_bytes: int) -> str:
-        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        try:
-            free = f"{shutil.disk_usage(self.state_dir).free} bytes are free"
-        except OSError:
-            free = "how much is free there is not known"
-        return f"cannot write to {self.state_dir}: {what}; {free}, {needed_bytes} are needed"
+        where, what = self.state_dir, str(error)
+        if isinstance(error, OSError):
+            where, what = error.filename or where, error.strerror or what
+            is_about_room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else:
+            is_about_room = _primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        room = ""
+        if is_about_room:
+            with contextlib.suppress(OSError):
+                room = f"; {shutil.disk_usage(self.state_dir).free} bytes are free, {needed_bytes} are needed"
+        return f"cannot write to {where}: {what}{room}"
 
 
 def _primary_code(error: sqlite3.Error) -> int:

@@ -19,11 +19,11 @@ from typing import Final
 from decoupled_diloco.core.effects import CloseRound, CommitRound
 from decoupled_diloco.core.run_state import LearnerAccount, RunState
 from syncer_service.store import rows
-from syncer_service.store.interface import FencedError, RunModel
+from syncer_service.store.interface import FencedError, RunModel, StorageError
 from syncer_service.store.lock import StateError
 from syncer_service.store.payloads import StoredVersion
 from syncer_service.store.records import Owner
-from syncer_service.store.schema import APPLICATION_ID, SCHEMA_VERSION, migrate
+from syncer_service.store.schema import APPLICATION_ID, SCHEMA_VERSION, migrate, undo
 
 LEDGER_NAME: Final = "ledger.sqlite3"
 BUSY_SECONDS: Final = 5.0
@@ -54,6 +54,7 @@ class Ledger:
         try:
             self._check_and_migrate()
             self.epoch = self._begin_epoch()
+            self._identity = _identity(path)
         except BaseException:
             self.connection.close()
             raise
@@ -79,9 +80,21 @@ class Ledger:
             )
             self.connection.execute("COMMIT")
         except BaseException:
-            self.connection.execute("ROLLBACK")
+            undo(self.connection)
             raise
         return int(epoch)
+
+    def check_in_place(self) -> None:
+        """Looks whether the path still leads to the file that is open here.
+
+        Raises:
+            StorageError: It does not: what was written from now on would be lost with this process.
+        """
+        if _identity(self.path) != self._identity:
+            raise StorageError(
+                f"the ledger {self.path} was moved, removed or replaced under this syncer, and what it wrote would be "
+                "lost; put it back as it was, or stop this syncer"
+            )
 
     @property
     def owner(self) -> Owner:
@@ -122,8 +135,7 @@ class Ledger:
             yield self.connection
             self.connection.execute("COMMIT")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self.connection.execute("ROLLBACK")
+            undo(self.connection)
             self._accounts.clear()
             self._slot_cursors.clear()
             raise
@@ -313,3 +325,12 @@ def check_pages(connection: sqlite3.Connection, path: Path) -> None:
         found = [str(error)]
     if found != ["ok"]:
         raise StateError(f"the ledger {path} is damaged ({'; '.join(found)}); {REMEDY}")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file a path leads to; None: to none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

@@ -12,6 +12,7 @@ epoch, so one that was replaced and does not know it yet can spoil nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -220,11 +221,18 @@ def segment_names(folder: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder that is still there after a power failure."""
+    """Makes a folder that is still there after a power failure.
+
+    Raises:
+        OSError: It cannot be made; ENOTDIR where something else has its name.
+    """
     if not folder.is_dir():
         if not folder.parent.exists():
             make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
         sync_folder(folder.parent)
 
 

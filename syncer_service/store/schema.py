@@ -6,6 +6,7 @@ transaction with the change of the version, so that a crash leaves the ledger as
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from typing import Final
 
@@ -195,8 +196,14 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
             connection.execute(f"PRAGMA user_version = {number}")
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            undo(connection)
             raise
+
+
+def undo(connection: sqlite3.Connection) -> None:
+    """Ends a transaction that failed; SQLite may have done so itself, as on a full disk."""
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute("ROLLBACK")
 
 
 def _statements(script: str) -> list[str]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -285,7 +286,58 @@ def test_a_segment_that_somebody_removed_or_changed_is_not_appended_to(tmp_path)
     run.close()
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+@pytest.mark.parametrize("name", ["file", "file/state", "link"])
+def test_a_directory_that_cannot_be_made_is_said(tmp_path, name):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StateError, match="cannot write to .*/file/state: Not a directory"):
-        TestRun(tmp_path / "file" / "state").open()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StateError, match=f"cannot write to .*/{name}: Not a directory$"):
+        TestRun(tmp_path / name).open()
+
+
+def test_a_disk_that_is_full_at_the_start_is_said(disk):
+    if isinstance(disk, DiskByFailpoint):
+        pytest.skip("needs a file system of its own")
+    path = disk.folder / "state"
+    TestRun(path).begin().commits(3).close()
+    disk.fill()
+    with pytest.raises(StateError, match="(No space left on device|database or disk is full|disk I/O error); 0 bytes"):
+        TestRun(path).open()
+    disk.free()
+    assert TestRun(path).open().restored().state.versions[0].number > 1
+
+
+def take_away(path):
+    path.rename(path.with_name("aside"))
+
+
+def take_the_ledger_away(path):
+    (path / "ledger.sqlite3").rename(path / "aside")
+
+
+def put_a_copy_in_place(path):
+    take_away(path)
+    shutil.copytree(path.with_name("aside"), path)
+
+
+@pytest.mark.parametrize("disturb", [take_away, take_the_ledger_away, put_a_copy_in_place])
+def test_nothing_is_committed_into_a_directory_that_was_taken_away(tmp_path, disturb):
+    path = tmp_path / "state"
+    run = TestRun(path).begin().commits(3)
+    before = run.store.newest()
+    disturb(path)
+    commit, delta, row, state = run.next_round()
+    with pytest.raises(StorageError, match="was moved, removed or replaced under this syncer"):
+        run.store.commit_round(commit, delta, row, state)
+    for write in (run.store.probe, lambda: run.store.save_state(state)):
+        with pytest.raises(StorageError, match="was moved, removed or replaced"):
+            write()
+    assert_same_commits(before, run.store.newest())
+    if disturb is take_away:
+        assert not path.exists()
+        path.with_name("aside").rename(path)
+        run.store.probe()
+        run.commits(2)
+        after = run.store.newest()
+        run.close()
+        assert_same_commits(after, run.open().restored().fragments)
+    run.close()
