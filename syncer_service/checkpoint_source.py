@@ -17,7 +17,7 @@ def find_manifest(location: str) -> Manifest | None:
     """The manifest of a checkpoint; None if the location holds none, and so is something else. Blocks.
 
     Raises:
-        WarmStartError: It is damaged.
+        WarmStartError: It is damaged, or the place cannot be read.
     """
     if location.endswith(".safetensors"):
         return None
@@ -27,6 +27,8 @@ def find_manifest(location: str) -> Manifest | None:
         return None
     except DamageError as error:
         raise WarmStartError(location, [str(error)]) from error
+    except Exception as error:  # whatever the file system's library raises
+        raise WarmStartError(location, [f"it cannot be read: {type(error).__name__}: {error}"]) from error
 
 
 class CheckpointSource:

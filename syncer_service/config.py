@@ -115,8 +115,7 @@ class SyncerSettings(LogSettings):
         if self.tls_client_ca is not None and self.tls_certificate is None:
             yield Finding(("tls_client_ca",), "has no use without tls_certificate and tls_key")
         yield from self._port_findings()
-        if self.mirror_url and self.mirror_url.rstrip("/") == self.checkpoint_folder.rstrip("/"):
-            yield Finding(("mirror_url", "checkpoint_url"), "a mirror needs a folder of its own")
+        yield from self._place_findings()
         if self.tls_certificate is not None or self.insecure:
             return
         ways_out = (
@@ -127,6 +126,16 @@ class SyncerSettings(LogSettings):
             if problem := plaintext_problem(parse_address(getattr(self, field)), ways_out):
                 yield Finding((field,), problem)
 
+    def _place_findings(self) -> Iterable[Finding]:
+        if self.mirror_url and self.mirror_url.rstrip("/") == self.checkpoint_folder.rstrip("/"):
+            yield Finding(("mirror_url", "checkpoint_url"), "a mirror needs a folder of its own")
+        if _is_within(self.mirror_url, self.state_dir):
+            yield Finding(("mirror_url", "state_dir"), "a mirror must lie elsewhere: it is for when state_dir is lost")
+        if _is_within(self.checkpoint_url, self.state_dir) and not _is_within(
+            self.checkpoint_url, self.state_dir / "checkpoints"
+        ):
+            yield Finding(("checkpoint_url", "state_dir"), "in state_dir only the folder checkpoints is for them")
+
     def _port_findings(self) -> Iterable[Finding]:
         seen: dict[str, str] = {}
         for field in ("listen", "admin_listen", "http_listen"):
@@ -134,6 +143,12 @@ class SyncerSettings(LogSettings):
             if text in seen and parse_address(text).port != 0:
                 yield Finding((seen[text], field), "every service needs a port of its own")
             seen[text] = field
+
+
+def _is_within(url: str, folder: Path) -> bool:
+    """Whether a path or URL leads into a folder of this machine, or is it."""
+    path = url.removeprefix("file://")
+    return bool(path) and "://" not in path and Path(path).resolve().is_relative_to(folder.resolve())
 
 
 class SyncerDocument(RunConfig):

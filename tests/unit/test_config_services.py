@@ -176,6 +176,11 @@ def test_tls_lets_a_process_off_loopback() -> None:
         (SYNCER_PROGRAM, ["--tls-client-ca", "a.pem"], "has no use without tls_certificate"),
         (LEARNER_PROGRAM, ["--tls-certificate", "a.pem", "--tls-key", "k"], "has no use without TLS"),
         (SYNCER_PROGRAM, ["--listen", "127.0.0.1:9464"], "every service needs a port of its own"),
+        (SYNCER_PROGRAM, ["--state-dir", "s", "--mirror-url", "s"], "a mirror must lie elsewhere"),
+        (SYNCER_PROGRAM, ["--state-dir", "s/", "--mirror-url", "x/../s/fragments"], "a mirror must lie elsewhere"),
+        (SYNCER_PROGRAM, ["--state-dir", "/s", "--mirror-url", "file:///s/m"], "a mirror must lie elsewhere"),
+        (SYNCER_PROGRAM, ["--state-dir", "s", "--checkpoint-url", "s"], "only the folder checkpoints is for them"),
+        (SYNCER_PROGRAM, ["--state-dir", "s", "--mirror-url", "s/checkpoints"], "a mirror needs a folder of its own"),
         (SYNCER_PROGRAM, ["--listen", "50051"], "must be host:port, for example 127.0.0.1:50051"),
         (LEARNER_PROGRAM, ["--syncer", "host"], "must be host:port"),
         (LEARNER_PROGRAM, ["--syncer", ""], "learner.syncer"),
@@ -190,6 +195,12 @@ def test_wrong_process_settings_are_explained(program: Program[Any], arguments: 
     code, _, err, _ = run(program, *arguments)
     assert code == ExitCode.CONFIG
     assert words in err
+
+
+def test_checkpoints_and_mirror_beside_the_state_directory_are_taken() -> None:
+    arguments = ["--state-dir", "s", "--checkpoint-url", "s/checkpoints", "--mirror-url", "memory://s"]
+    assert run(SYNCER_PROGRAM, *arguments)[0] == 0
+    assert run(SYNCER_PROGRAM, "--state-dir", "s", "--mirror-url", "s-mirror")[0] == 0
 
 
 def test_two_ports_chosen_by_the_system_do_not_clash() -> None:

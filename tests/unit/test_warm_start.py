@@ -17,6 +17,7 @@ from decoupled_diloco.arrays.fragments import fragment_schema, gather
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.safetensors_file import INDEX_FILE
 from syncer_service.export import MODEL_FILE, export_model
+from syncer_service.first_parameters import check_first_parameters
 from syncer_service.warm_start import SafetensorsSource, WarmStartError, check_start, open_safetensors
 
 SCHEMA = Schema(
@@ -165,6 +166,12 @@ def test_a_file_or_a_map_that_is_not_there(tmp_path: Path) -> None:
     save_file(random_tensors(), tmp_path / "model.safetensors")
     with pytest.raises(WarmStartError, match="there is no name map 'gema'"):
         open_safetensors(str(tmp_path), "gema", SCHEMA)
+
+
+@pytest.mark.parametrize("location", ["xyz://bucket/run", "http://127.0.0.1:1/run"])
+def test_a_place_that_cannot_be_reached(location: str) -> None:
+    with pytest.raises(WarmStartError, match=f'run.start_from = "{location}" cannot be used: it cannot be read: '):
+        check_first_parameters(location, "")
 
 
 def test_what_is_known_before_there_is_a_schema(tmp_path: Path, name_map: str) -> None:
