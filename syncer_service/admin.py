@@ -14,6 +14,7 @@ from syncer_service.admin_calls import REASON_CHARACTERS_MAX, Context, page, pag
 from syncer_service.admin_checkpoints import CheckpointAdmin
 from syncer_service.checkpoints import Checkpoints
 from syncer_service.driver import Driver
+from syncer_service.exporting import Exports
 from syncer_service.overview import Overview
 from syncer_service.persistence import Persistence
 
@@ -31,10 +32,19 @@ class AdminServicer(CheckpointAdmin):
         driver: Takes the commands.
         persistence: Saves what they have changed before they are answered.
         checkpoints: What the run can be rolled back to.
+        exports: Writes models.
     """
 
-    def __init__(self, overview: Overview, driver: Driver, persistence: Persistence, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self,
+        overview: Overview,
+        driver: Driver,
+        persistence: Persistence,
+        checkpoints: Checkpoints,
+        exports: Exports,
+    ) -> None:
         super().__init__(overview, checkpoints)
+        self._exports = exports
         self._driver = driver
         self._persistence = persistence
 
@@ -104,6 +114,19 @@ class AdminServicer(CheckpointAdmin):
         learner, reason = request.learner_id, request.reason[:REASON_CHARACTERS_MAX]
         await self._command("EvictLearner", context, lambda token: ev.EvictRequested(token, learner, reason), reason)
         return apb.EvictLearnerResponse()
+
+    async def ExportModel(  # noqa: N802
+        self, request: apb.ExportModelRequest, context: Context
+    ) -> apb.ExportModelResponse:
+        """Writes the model."""
+        log.info("command", call="ExportModel", caller=context.peer(), reason="")
+        try:
+            exported = await self._exports.export(request.checkpoint_id)
+        except Exception as error:
+            await refuse(context, error, "ExportModel")
+        return apb.ExportModelResponse(
+            path=str(exported.path), size_bytes=exported.size_bytes, global_step=exported.global_step
+        )
 
     async def ReadmitLearner(  # noqa: N802
         self, request: apb.ReadmitLearnerRequest, context: Context

@@ -42,6 +42,7 @@ from syncer_service.config import SyncerSettings
 from syncer_service.driver import Driver, Tape
 from syncer_service.ending import Ending
 from syncer_service.export import check_output_dir
+from syncer_service.exporting import Exports
 from syncer_service.first_parameters import FirstParameters, check_first_parameters
 from syncer_service.metrics import PREFIX, SyncerMetrics
 from syncer_service.overview import Overview
@@ -165,6 +166,7 @@ class _Parts:
     ending: Ending
     stop: StopRequest
     safekeeping: Safekeeping
+    exports: Exports
 
     def shut_down(self) -> None:
         """Tells everybody who is connected."""
@@ -217,7 +219,8 @@ async def _build(
     shell.first_parameters = FirstParameters(config.run.start_from, config.run.name_map, serving, stop)
     overview = Overview(serving, settings.queue_events_max)
     overview.safekeeping = safekeeping = Safekeeping(settings, serving, shell, after_tasks)
-    ending = Ending(config, settings, serving, shell, overview, stop, safekeeping)
+    exports = Exports(config, settings.output_dir, serving, shell, safekeeping.checkpoints)
+    ending = Ending(settings, serving, shell, overview, stop, safekeeping, exports)
     driver.connect(shell.execute)
     began_at = clock.now()
     if restored is not None:
@@ -234,7 +237,7 @@ async def _build(
     tasks.start(overview.tell_progress(), "telling how far the run is")
     safekeeping.start(tasks)
     stack.push_async_callback(safekeeping.catch_up, settings.drain_seconds)
-    return _Parts(serving, persistence, overview, telemetry, tasks, ending, stop, safekeeping)
+    return _Parts(serving, persistence, overview, telemetry, tasks, ending, stop, safekeeping, exports)
 
 
 async def _open_run(config: RunConfig, settings: SyncerSettings, store: Store, executors: Executors) -> Restored | None:
@@ -289,7 +292,10 @@ async def _listen(settings: SyncerSettings, parts: _Parts, stop: StopRequest, st
     data, admin = (grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX) for _ in range(2))
     add_syncer_service(SyncerServicer(parts.serving, parts.persistence), data)
     add_admin_service(
-        AdminServicer(parts.overview, parts.serving.driver, parts.persistence, parts.safekeeping.checkpoints), admin
+        AdminServicer(
+            parts.overview, parts.serving.driver, parts.persistence, parts.safekeeping.checkpoints, parts.exports
+        ),
+        admin,
     )
     bound = []
     for server, service, setting, text in (

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
+from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
@@ -184,6 +185,21 @@ class Checkpoints:
         task.add_done_callback(self._rolled_back)
         await asyncio.shield(task)
         return manifest
+
+    async def values(self, checkpoint: str) -> tuple[dict[int, FloatVector], int]:
+        """The parameters of a checkpoint by fragment, and the global steps that the run had made.
+
+        Raises:
+            PeerError: NOT_FOUND, CORRUPT, RUN_MISMATCH or SCHEMA_MISMATCH for a checkpoint that cannot be used.
+        """
+        manifest = await self.get(checkpoint)
+        self._check_fits(manifest)
+        async with self._pinned(manifest.id):
+            try:
+                states = await self._off_loop(lambda: self._folder.states(manifest))
+            except Exception as error:
+                raise _failure(error, f"checkpoint {checkpoint} cannot be read") from error
+        return {fragment: state.theta for fragment, state in states.items()}, manifest.state.global_step
 
     def _rolled_back(self, task: asyncio.Task[None]) -> None:
         self._roll_backs.discard(task)

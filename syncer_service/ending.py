@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from decoupled_diloco.command_line import software_version
-from decoupled_diloco.config import RunConfig
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import get_logger
 from syncer_service.config import SyncerSettings
-from syncer_service.export import MODEL_FILE, SUMMARY_FILE, export_model, export_summary
+from syncer_service.export import MODEL_FILE, SUMMARY_FILE, export_summary
+from syncer_service.exporting import Exports
 from syncer_service.overview import Overview
 from syncer_service.safekeeping import Safekeeping
 from syncer_service.serving import Serving
@@ -37,15 +35,15 @@ class Ending:
 
     def __init__(
         self,
-        config: RunConfig,
         settings: SyncerSettings,
         serving: Serving,
         shell: Shell,
         overview: Overview,
         stop: StopRequest,
         safekeeping: Safekeeping,
+        exports: Exports,
     ) -> None:
-        self._config = config
+        self._exports = exports
         self._settings = settings
         self._serving = serving
         self._shell = shell
@@ -93,25 +91,16 @@ class Ending:
         return not any(record.has_lease() for record in records)
 
     async def _export(self, end: fx.EndRun, give_up_at: float) -> None:
-        fragmentation = self._serving.agreement.fragmentation
         newest = self._shell.newest()
-        if fragmentation is None or not newest:
+        if not newest:
             log.warning("nothing_to_export", reason="the run never had parameters")
             self.exported.set_result(None)
             return
         thetas = {fragment: commit.state.theta for fragment, commit in newest.items()}
-        metadata = {
-            "run_id": self._config.run.id,
-            "seed": str(self._config.run.seed),
-            "global_step": str(end.global_step),
-            "workload_factory": self._config.workload.factory,
-            "workload_options": json.dumps(self._config.workload.options, sort_keys=True, default=str),
-            "software_version": software_version(),
-        }
         self.model_is_missing = True
         path = await self._write(
             MODEL_FILE,
-            lambda: export_model(self._settings.output_dir, fragmentation, thetas, metadata),
+            lambda: self._exports.write(thetas, end.global_step, MODEL_FILE),
             give_up_at,
         )
         self.model_is_missing = path is None

@@ -38,21 +38,26 @@ def check_output_dir(folder: Path) -> None:
 
 
 def export_model(
-    folder: Path, fragmentation: Fragmentation, thetas: Mapping[int, FloatVector], metadata: Mapping[str, str]
+    folder: Path,
+    fragmentation: Fragmentation,
+    thetas: Mapping[int, FloatVector],
+    metadata: Mapping[str, str],
+    name: str = MODEL_FILE,
 ) -> Path:
     """Writes all tensors in float32 by name.
 
     Args:
         folder: Where to; made if absent.
         fragmentation: The run's.
-        thetas: The newest value of every fragment.
+        thetas: The value of every fragment.
         metadata: Text by name, stored in the file's header.
+        name: The file's name.
 
     Returns:
         The file.
     """
     tensors = assemble(fragmentation, thetas)
-    return write_atomically(folder / MODEL_FILE, lambda aside: save_file(tensors, aside, dict(metadata)))
+    return write_atomically(folder / name, lambda aside: save_file(tensors, aside, dict(metadata)))
 
 
 def export_summary(folder: Path, summary: Mapping[str, object]) -> Path:

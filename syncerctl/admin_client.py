@@ -103,6 +103,10 @@ class AdminClient:
         """Puts a learner out until it is readmitted."""
         self._call(self._stub.EvictLearner, apb.EvictLearnerRequest(learner_id=learner, reason=reason))
 
+    def export(self, checkpoint: str) -> Plain:
+        """Has the model written; returns path, size and global step."""
+        return plain(self._call(self._stub.ExportModel, apb.ExportModelRequest(checkpoint_id=checkpoint), LONG_SECONDS))
+
     def readmit(self, learner: str) -> None:
         """Lets an evicted learner join again."""
         self._call(self._stub.ReadmitLearner, apb.ReadmitLearnerRequest(learner_id=learner))

@@ -1,4 +1,4 @@
-"""Commands that keep a run and take it back: `syncerctl checkpoint ...` and `syncerctl rollback`."""
+"""Commands that keep a run and take it back: `syncerctl checkpoint ...`, `rollback` and `export`."""
 
 from __future__ import annotations
 
@@ -82,3 +82,17 @@ def rollback(client: AdminClient, out: Out, checkpoint: Checkpoint, reason: Reas
         out.json({"run": run})
     else:
         out.console.print(f"{run['run_id']} goes on from {checkpoint}: global step {run['global_step']}", markup=False)
+
+
+@command
+def export(
+    client: AdminClient,
+    out: Out,
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint's id; without one the model of now.")] = "",
+) -> None:
+    """Has the model written into the syncer's output directory, as safetensors; the run goes on."""
+    written = client.export(checkpoint)
+    if out.as_json:
+        out.json(written)
+    else:
+        out.console.print(f"{written['path']} ({written['size_bytes']:,} bytes, step {written['global_step']})")

@@ -420,3 +420,19 @@ class RollBackRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     run: Run
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class ExportModelRequest(_message.Message):
+    __slots__ = ("checkpoint_id",)
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    def __init__(self, checkpoint_id: _Optional[str] = ...) -> None: ...
+
+class ExportModelResponse(_message.Message):
+    __slots__ = ("path", "size_bytes", "global_step")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size_bytes: int
+    global_step: int
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., global_step: _Optional[int] = ...) -> None: ...

@@ -75,6 +75,11 @@ class AdminServiceStub:
                 request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerRequest.SerializeToString,
                 response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerResponse.FromString,
                 _registered_method=True)
+        self.ExportModel = channel.unary_unary(
+                '/decoupled_diloco.v1.AdminService/ExportModel',
+                request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
+                response_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
+                _registered_method=True)
         self.ReadmitLearner = channel.unary_unary(
                 '/decoupled_diloco.v1.AdminService/ReadmitLearner',
                 request_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ReadmitLearnerRequest.SerializeToString,
@@ -169,6 +174,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportModel(self, request, context):
+        """Writes the model as safetensors into the syncer's output directory: that of now, or that of a checkpoint.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadmitLearner(self, request, context):
         """Lets an evicted learner join again. NOT_FOUND if it is not evicted.
         """
@@ -256,6 +268,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.EvictLearner,
                     request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerRequest.FromString,
                     response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerResponse.SerializeToString,
+            ),
+            'ExportModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportModel,
+                    request_deserializer=decoupled__diloco_dot_v1_dot_admin__pb2.ExportModelRequest.FromString,
+                    response_serializer=decoupled__diloco_dot_v1_dot_admin__pb2.ExportModelResponse.SerializeToString,
             ),
             'ReadmitLearner': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadmitLearner,
@@ -505,6 +522,33 @@ class AdminService:
             '/decoupled_diloco.v1.AdminService/EvictLearner',
             decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerRequest.SerializeToString,
             decoupled__diloco_dot_v1_dot_admin__pb2.EvictLearnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/decoupled_diloco.v1.AdminService/ExportModel',
+            decoupled__diloco_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
+            decoupled__diloco_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

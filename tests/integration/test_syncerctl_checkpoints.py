@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+import os
 
 import grpc
 import pytest
+from safetensors import safe_open
 from typer.testing import CliRunner
 
+from decoupled_diloco.arrays.digest import vector_digest
+from decoupled_diloco.arrays.fragments import gather
 from decoupled_diloco.v1 import admin_pb2, admin_pb2_grpc
 from syncerctl.program import app
 from tests.integration.syncers import machine_of, syncer, until
@@ -112,3 +116,27 @@ async def test_pages_hold_together(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.ListCheckpoints(admin_pb2.ListCheckpointsRequest(page_size=1001))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_model_of_now_and_that_of_a_checkpoint_are_exported(tmp_path):
+    async with syncer(tmp_path) as running:
+        assert "the run has no parameters yet" in await ctl(running, "export", code=4)
+    async with training(tmp_path) as (running, _):
+        await committed(running, 4)
+        await ctl(running, "checkpoint", "create", "kept")
+        await committed(running, 8)
+        now = json.loads(await ctl(running, "export", "--json"))
+        assert now["path"] == str(tmp_path / "output" / f"model-step-{now['global_step']}.safetensors")
+        assert now["size_bytes"] == os.stat(now["path"]).st_size
+        kept = json.loads(await ctl(running, "export", "kept", "--json"))
+        assert kept["global_step"] < now["global_step"]
+        fragments = running.serving.agreement.known()
+        with safe_open(kept["path"], "numpy") as file:
+            assert file.metadata()["global_step"] == str(kept["global_step"])
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        manifest = await running.safekeeping.checkpoints.get("kept")
+        for fragment in fragments.fragments:
+            flat = gather(fragment, found)
+            assert vector_digest(flat) == manifest.state.versions[fragment.index].digest
+        assert "there is no checkpoint 'none'" in await ctl(running, "export", "none", code=4)
+        assert "bytes, step" in await ctl(running, "export")
