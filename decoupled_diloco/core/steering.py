@@ -54,14 +54,16 @@ class Steering:
             return f"the run is paused: {self.pause_reason}"
         if self.storage_problem is not None:
             return f"the syncer cannot write to its store: {self.storage_problem}"
-        awaited = self._awaited() if now < self.attach_until else ()
+        awaited = self.awaited(now)
         if awaited:
             more = f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
             return f"the syncer was started again; waiting for {', '.join(awaited[:4])}{more} to attach again"
         return None
 
-    def _awaited(self) -> tuple[str, ...]:
-        """Learners that were live when the syncer was stopped, and are not here yet."""
+    def awaited(self, now: float) -> tuple[str, ...]:
+        """Learners that were live when the syncer was stopped, are not here yet, and are still waited for."""
+        if now >= self.attach_until:
+            return ()
         live = self.machine.membership.live()
         return tuple(record.learner for record in live if record.awaited and not record.attached)
 

@@ -280,11 +280,13 @@ class SyncerMachine:
         return self._steps.abandon_all(reason, now)
 
     def _observe(self, now: float) -> None:
-        """Books the time since the last event for uptime."""
+        """Books the time since the last event for uptime, but while it is not known yet whether anybody trains."""
         self.started_at = min(self.started_at, now)
-        if self._observed_at is not None and self.phase in (RunPhase.RUNNING, RunPhase.FINISHING) and self.versions:
-            self.ledger.observe(max(0.0, now - self._observed_at), self.presence.is_advancing)
-        self._observed_at = now
+        before, self._observed_at = self._observed_at, now
+        if before is None or not self.versions or self.phase not in (RunPhase.RUNNING, RunPhase.FINISHING):
+            return
+        if self.presence.is_advancing or not self.steering.awaited(before):
+            self.ledger.observe(max(0.0, now - before), self.presence.is_advancing)
 
     def _forgive_standstill(self, now: float) -> None:
         """A timer that comes late means that this syncer stood still; silence meanwhile is nobody else's."""

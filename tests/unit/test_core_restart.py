@@ -61,3 +61,23 @@ def test_it_does_not_wait_for_ever():
         assert deadline <= 100.0 + 2 * POLICY.deadlines.stall_seconds
         machine.handle(ev.TimerFired(), deadline)
     assert not machine.membership.learners["b"].attached
+
+
+def test_what_nobody_has_been_heard_of_yet_is_no_downtime():
+    machine = restarted(at=100.0)
+    before = machine.ledger.observed_seconds
+    machine.handle(ev.TimerFired(), 102.0)
+    attach(machine, "a", 103.0)
+    assert machine.ledger.observed_seconds == before
+    attach(machine, "b", 104.0)
+    assert machine.ledger.observed_seconds == before + 1.0
+
+
+def test_who_does_not_come_back_in_time_is_down():
+    machine = restarted(at=100.0)
+    before, advancing = machine.ledger.observed_seconds, machine.ledger.advancing_seconds
+    end = machine.steering.attach_until
+    machine.handle(ev.TimerFired(), end)
+    machine.handle(ev.TimerFired(), end + 3.0)
+    assert machine.ledger.observed_seconds == before + 3.0
+    assert machine.ledger.advancing_seconds == advancing
