@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from decoupled_diloco.arrays.outer import FragmentState
@@ -110,7 +110,7 @@ class CheckpointFolder:
         found, unreadable = [], []
         for checkpoint in self.ids():
             try:
-                found.append(self._known.get(checkpoint) or read_manifest(self._folder, f"{checkpoint}/"))
+                found.append(self._known.get(checkpoint) or self.manifest(checkpoint))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except DamageError as damage:
@@ -120,13 +120,14 @@ class CheckpointFolder:
         return Listing(tuple(found), tuple(unreadable))
 
     def manifest(self, checkpoint: str) -> Manifest:
-        """One manifest, read afresh.
+        """One manifest, read afresh. The folder's name is the id: a copy is a checkpoint of its own, and stays.
 
         Raises:
             FileNotFoundError: There is no such checkpoint.
             DamageError: It is damaged.
         """
-        return read_manifest(self._folder, f"{checkpoint}/")
+        manifest = read_manifest(self._folder, f"{checkpoint}/")
+        return manifest if manifest.id == checkpoint else replace(manifest, id=checkpoint, automatic=False)
 
     def states(self, manifest: Manifest) -> Mapping[int, FragmentState]:
         """All values of a checkpoint, verified.

@@ -175,6 +175,22 @@ def test_another_fragments_payload_is_noticed(url):
     assert damage.value.kind is DamageKind.FOREIGN
 
 
+def test_a_copy_under_another_name_is_a_checkpoint_of_its_own(url):
+    storage = open_folder(url)
+    CheckpointFolder(storage).write(cut_of(), "one", "", True)
+    for name in storage.names("one"):
+        storage.write(f"kept/{name}", [memoryview(storage.read(f"one/{name}"))])
+    payload = next(name for name in storage.names("one") if name.endswith(".payload"))
+    storage.write(f"one/{payload}", [memoryview(b"damaged")])
+    folder = CheckpointFolder(storage)
+    assert {(m.id, m.automatic) for m in folder.listing().found} == {("one", True), ("kept", False)}
+    assert len(folder.states(folder.manifest("kept"))) == 2
+    with pytest.raises(DamageError, match=f"one/{payload}"):
+        folder.states(folder.manifest("one"))
+    folder.remove("one")
+    assert [m.id for m in folder.listing().found] == ["kept"]
+
+
 def test_a_manifest_that_was_changed_is_listed_as_unreadable(url):
     kind = damaged(url, "manifest.json", lambda data: bytes(data).replace(b'"global_step": 5', b'"global_step": 6'))
     assert kind is DamageKind.CORRUPT
