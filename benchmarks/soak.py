@@ -81,7 +81,7 @@ def soak(folder: Path, seconds: float) -> dict[str, object]:
         pad = ("--step-seconds-min", str(STEP_SECONDS))
         processes.start_learner(LASTING, *pad)
         processes.start_learner(VISITING, *pad)
-        _await_rounds(watch, processes)
+        await_rounds(watch, processes)
         samples = _sample(processes, pad, seconds)
         last = watch.look()
         assert last is not None
@@ -99,7 +99,12 @@ def soak(folder: Path, seconds: float) -> dict[str, object]:
         processes.stop_all()
 
 
-def _await_rounds(watch: Watch, processes: Processes) -> None:
+def await_rounds(watch: Watch, processes: Processes) -> None:
+    """Until the first round is committed.
+
+    Raises:
+        SystemExit: a process failed, or it took too long.
+    """
     while (sample := watch.look()) is None or sample.run.rounds_committed_count < 1:
         if watch.seconds() > READY_SECONDS_MAX or processes.failed():
             raise SystemExit(processes.failed() or "no round was committed")

@@ -7,6 +7,7 @@ not fit (the message says which). 3: a newer process with the same learner id ha
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Final
@@ -53,6 +54,7 @@ def _set_up(resolved: Resolved[LearnerDocument]) -> None:
 
 def _serve(resolved: Resolved[LearnerDocument]) -> int:
     _set_up(resolved)
+    gc.disable()  # until all programs are there: what imports and tracing make is not garbage, looking costs 0.3 s
     from learner_service.app import serve  # only now: JAX takes its time, and --help does not need it
 
     stop = StopRequest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -218,6 +219,7 @@ def serve(document: LearnerDocument, started_at: float, stop: StopRequest) -> in
     settings = document.learner
     set_up_jax(settings.cache_path, settings.platform, "learner")
     workload = workload_of(document, settings.cache_path, settings.workload_options)
+    gc.freeze()  # modules stay: the one collection of the start-up, in `prepare`, need not go through them
     step = InnerStep(workload)
     params = step.place(workload.init(document.run.seed))
     clock, metrics = MonotonicClock(), LearnerMetrics(software_version())

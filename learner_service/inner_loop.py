@@ -86,7 +86,9 @@ class InnerLoop:
             # What start-up made stays; without this the collector would go through all of it between steps.
             gc.collect()
             gc.freeze()
-            return params, state
+            gc.enable()
+        log.info("programs_ready")
+        return params, state
 
     def run(self, params: Params, state: OptimizerState) -> Params:
         """Trains until the run has finished or this learner has left; returns the newest parameters."""

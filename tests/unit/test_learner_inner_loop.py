@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -10,6 +11,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 import pytest
 
+from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.runtime.clock import ManualClock
 from learner_service.checked_workload import CheckedWorkload
 from learner_service.inner_loop import InnerLoop, WarmUp
@@ -78,6 +80,12 @@ class Record:
     def is_compiled_for(self, _: object) -> bool:
         return True
 
+    def compile(self, *_: object) -> None:
+        assert not gc.isenabled()
+
+    def warm(self, params: Any) -> Any:
+        return params
+
     def fresh_state(self, _: object) -> str:
         self.fresh_count += 1
         return "fresh"
@@ -89,8 +97,8 @@ class Record:
         return params, "used", jnp.zeros(())
 
 
-def run(record: Record, session: ScriptedSession, ramp: int = 0, step_seconds_min: float = 0.0) -> None:
-    loop = InnerLoop(
+def loop_of(record: Record, session: ScriptedSession, ramp: int = 0, step_seconds_min: float = 0.0) -> InnerLoop:
+    return InnerLoop(
         CheckedWorkload(cast(Workload, record), "some:factory"),
         cast(InnerStep, record),
         cast(Session, session),
@@ -99,7 +107,10 @@ def run(record: Record, session: ScriptedSession, ramp: int = 0, step_seconds_mi
         record.clock,
         record.clock.advance,
     )
-    loop.run("params", "state")
+
+
+def run(record: Record, session: ScriptedSession, ramp: int = 0, step_seconds_min: float = 0.0) -> None:
+    loop_of(record, session, ramp, step_seconds_min).run("params", "state")
 
 
 def test_batches_follow_the_cursor_and_the_rate_follows_the_runs_step() -> None:
@@ -146,3 +157,15 @@ def test_short_steps_are_padded_and_long_ones_left_alone(own: float, seconds: fl
 def test_data_that_ends_is_the_workloads_fault() -> None:
     with pytest.raises(WorkloadError, match=r"data\(slot=3, cursor=0\) ended after 2 batches"):
         run(Record(length=2), ScriptedSession(5))
+
+
+def test_the_collector_works_again_once_all_programs_are_there() -> None:
+    record = Record()
+    gc.disable()
+    try:
+        prepared = loop_of(record, ScriptedSession(0)).prepare("params", cast(DeviceFragments, record))
+        assert prepared == ("params", "fresh")
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.enable()
