@@ -81,6 +81,8 @@ class Processes:
     programs: dict[str, Program] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)
     _meant: set[str] = field(default_factory=set)
+    _untold: list[Exit] = field(default_factory=list)
+    """Exits that no look has shown yet."""
 
     # ---- what runs ---------------------------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Processes:
             self.expect_death(name)
             self.signal(name, signal.SIGKILL)
             program.process.wait()
-            self.look()
+            self._reap()
         program.restart_at = time.monotonic() + down_seconds
 
     def expect_death(self, name: str) -> None:
@@ -180,19 +182,24 @@ class Processes:
 
     def look(self) -> list[Exit]:
         """What has ended since the last look; starts again whatever is due."""
-        now, news = time.monotonic(), []
+        self._reap()
+        news, self._untold = self._untold, []
+        return news
+
+    def _reap(self) -> None:
+        """Takes down what has ended, for the next look."""
+        now = time.monotonic()
         for name, program in self.programs.items():
             if program.process is not None and (code := program.process.poll()) is not None:
                 was_meant = name in self._meant
                 self._meant.discard(name)
                 program.process = None
-                news.append(Exit(now, name, code, was_meant))
+                self._untold.append(Exit(now, name, code, was_meant))
+                self.exits.append(self._untold[-1])
                 if program.is_wanted:
                     program.restart_at = now + PARDON_SECONDS
             if program.process is None and now >= program.restart_at:
                 self._launch(name)
-        self.exits += news
-        return news
 
     def retire(self, *names: str) -> None:
         """From now on these processes are let end."""
