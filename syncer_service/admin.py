@@ -7,6 +7,7 @@ from typing import Final
 
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
+from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.v1 import admin_pb2 as apb
 from decoupled_diloco.wire import status
@@ -144,8 +145,22 @@ class AdminServicer(CheckpointAdmin):
         try:
             refusal = await self._driver.request(make_event, fx.Refusal, type(None))
             if refusal is None:
-                await self._persistence.save()
+                await self._save()
         except Exception as error:
             await refuse(context, error, call)
         if refusal is not None:
             await refuse(context, status.error_of(refusal), call)
+
+    async def _save(self) -> None:
+        """Makes durable what a command has changed.
+
+        Raises:
+            PeerError: It cannot be, and what that means.
+        """
+        try:
+            await self._persistence.save()
+        except PeerError as error:
+            if error.reason is not Reason.OVERLOADED:
+                raise
+            text = f"it is in effect, but a restart of the syncer would undo it: {error.text}"
+            raise PeerError(error.reason, text, retry_seconds=error.retry_seconds) from error

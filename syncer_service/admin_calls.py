@@ -49,8 +49,10 @@ def page(items: Sequence[ItemT], start: int, size: int) -> tuple[Sequence[ItemT]
 
 
 async def refuse(context: Context, failure: Exception, call: str) -> NoReturn:
-    """Ends a call with what failed; only a fault of ours is logged with its traceback."""
+    """Ends a call with what failed; only a fault of the program is logged with its traceback."""
     error = status.error_of(failure)
-    if error.reason is Reason.INTERNAL:
+    if error is failure and error.reason is Reason.INTERNAL:
+        log.error("call_failed", call=call, reason=error.text)
+    elif error.reason is Reason.INTERNAL:
         log.error("call_failed", call=call, exc_info=failure)
     await status.abort(context, error)

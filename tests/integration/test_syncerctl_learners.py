@@ -6,6 +6,7 @@ import pytest
 
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import LearnerState
+from syncer_service.store.interface import StorageError
 from tests.integration.protocol_link import Link
 from tests.integration.syncers import machine_of, syncer, until
 from tests.integration.test_syncerctl import ctl, quiet_logs, training  # noqa: F401 (a fixture)
@@ -38,6 +39,21 @@ async def test_an_evicted_learner_stays_out_until_it_is_readmitted(tmp_path):
         await ctl(running, "readmit", "a")
         assert (await link.join()).incarnation > 2
         await link.close()
+
+
+async def test_an_operator_is_told_what_holds_while_the_store_cannot_write(tmp_path, monkeypatch):
+    def full(*_):
+        raise StorageError("no room")
+
+    async with training(tmp_path) as running:
+        with monkeypatch.context() as patched:
+            patched.setattr(running.serving.store, "save_state", full)
+            for command in (["pause"], ["evict", "a", "--yes"], ["resume"]):
+                text = await ctl(running, *command, code=4)
+                assert "it is in effect, but a restart of the syncer would undo it: " in text
+                assert "no room; call again" in text
+        assert state_of(running, "a") is LearnerState.LEFT
+        assert "a is evicted" in await ctl(running, "evict", "a", "--yes")
 
 
 async def test_who_does_not_say_yes_evicts_nobody(tmp_path):
