@@ -62,11 +62,11 @@ _TLS_HINTS: Final = (
     ("Hostname Verification Check failed", "the server's certificate is for another name"),
     ("BAD_CERTIFICATE", "the server does not accept this end's certificate"),
     ("CERTIFICATE_REQUIRED", "the server wants a certificate of this end"),
-    (
-        "Socket closed",
-        "the connection was closed at once; perhaps the other end speaks TLS and this one plaintext",
-    ),
 )
+
+_CLOSED: Final = "Socket closed"
+_ESTABLISHED: Final = "Stream removed"
+"""What gRPC says of a call whose connection had been up."""
 
 
 class AsyncContext(Protocol):
@@ -156,12 +156,20 @@ def from_rpc_error(error: grpc.RpcError) -> PeerError | UnreachableError:
 
 
 def is_tls_fault(error: PeerError | UnreachableError) -> bool:
-    """Whether two ends do not meet because of their TLS settings, as far as the failed call shows."""
+    """Whether two ends surely do not meet because of their TLS settings, as the failed call shows.
+
+    One that is closed at once proves nothing: a tunnel or load balancer does the same while the server is away.
+    """
     return isinstance(error, UnreachableError) and any(sign in error.text for sign, _ in _TLS_HINTS)
 
 
 def _with_hint(text: str) -> str:
     hint = next((words for sign, words in _TLS_HINTS if sign in text), None)
+    if hint is None and _CLOSED in text and _ESTABLISHED not in text:
+        hint = (
+            "the connection was closed at once; perhaps the other end speaks TLS and this one plaintext, or "
+            "something in between takes connections for a server that is away"
+        )
     return f"{text} ({hint})" if hint else text
 
 

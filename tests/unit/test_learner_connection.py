@@ -73,7 +73,7 @@ async def test_waiting_is_told_at_once_and_then_once_a_minute_with_the_newest_re
 
 @pytest.mark.parametrize(
     "sign",
-    ["WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Socket closed"],
+    ["WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "BAD_CERTIFICATE"],
 )
 async def test_tls_settings_that_do_not_fit_end_the_wait_for_the_first_join(sign: str) -> None:
     connection = Unreached(Log(), *[sign] * TLS_FAULTS_MAX)
@@ -82,4 +82,9 @@ async def test_tls_settings_that_do_not_fit_end_the_wait_for_the_first_join(sign
 
 
 async def test_tls_faults_now_and_then_do_not() -> None:
-    await lines_of(*(["Socket closed"] * (TLS_FAULTS_MAX - 1) + ["refused"]) * 2)
+    await lines_of(*(["BAD_CERTIFICATE"] * (TLS_FAULTS_MAX - 1) + ["refused"]) * 2)
+
+
+async def test_a_tunnel_whose_syncer_is_away_is_waited_for() -> None:
+    """It takes every connection and closes it at once, as a server with TLS does with plaintext."""
+    await lines_of(*["failed to connect; last error: Socket closed"] * 3 * TLS_FAULTS_MAX)

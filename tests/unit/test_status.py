@@ -177,3 +177,18 @@ async def test_no_answer_is_unreachable_and_not_a_refusal() -> None:
         error = await refusal_of(nowhere, "/t/x")
     assert isinstance(error, UnreachableError)
     assert error.code == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("details", "has_hint"),
+    [
+        ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", True),
+        ("Stream removed (Socket closed)", False),
+        ("Stream removed (recvmsg:Connection reset by peer (104))", False),
+    ],
+)
+def test_tls_is_not_suspected_where_the_connection_had_been_up(details: str, has_hint: bool) -> None:
+    empty = grpc.aio.Metadata()
+    failure = status.from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, details))
+    assert ("perhaps the other end speaks TLS" in str(failure)) is has_hint
+    assert not status.is_tls_fault(failure)
