@@ -50,7 +50,8 @@ def run_status(machine: SyncerMachine, now: float) -> RunStatus:
 
 def _reason(machine: SyncerMachine, now: float) -> str:
     if machine.phase in (RunPhase.FINISHING, RunPhase.FINISHED):
-        return machine.steering.finish_reason or ""
+        finish, problem = machine.steering.finish_reason or "", machine.steering.storage_problem
+        return finish if problem is None else f"{finish}; the syncer cannot write to its store: {problem}"
     if machine.steering.pause_reason is not None:
         return f"paused: {machine.steering.pause_reason}"
     hold = machine.steering.hold(now)
