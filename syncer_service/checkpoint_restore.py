@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from syncer_service.store.records import DamageError, DamageKind
 
 READS_MAX: Final = 5
 """A mirror may be replaced while it is read; then it is read again."""
+
+RESTORING_FILE: Final = "restoring.json"
+"""In a state directory: what a restore point is being written from. It goes when all of it is durable."""
 
 log = get_logger(__name__)
 
@@ -44,17 +48,32 @@ def find_restore_point(url: str, state_dir: Path, restored: Restored | None) -> 
     """What `syncer.restore_from` names; None if it is empty. Blocks.
 
     Raises:
-        ConfigError: It cannot be used, or the state directory holds a run already.
+        ConfigError: It cannot be used, the state directory holds a run already, or it would begin a new run where
+            another one was being restored.
     """
+    cut_short = "" if restored is not None and restored.state.versions else _restoring_from(state_dir)
+    if not url and cut_short:
+        raise ConfigError(
+            f'syncer.state_dir = "{state_dir}": a syncer ended while it restored the run from "{cut_short}", and '
+            "nothing of it is there yet; start it with --restore-from again, or begin a new run in another state_dir"
+        )
     if not url:
         return None
-    if restored is not None:
+    if restored is not None and not cut_short:
         raise ConfigError(
             f'syncer.restore_from = "{url}" is for an empty state directory, and syncer.state_dir = "{state_dir}" '
             "holds a run already: leave restore_from out to go on with that one, or give another state_dir; "
             "`syncerctl rollback` takes a run back to one of its checkpoints"
         )
     return read_restore_point(url)
+
+
+def _restoring_from(state_dir: Path) -> str:
+    """What a restore was cut short from; empty: none was."""
+    try:
+        return str(json.loads(open_folder(str(state_dir)).read(RESTORING_FILE))["url"])
+    except FileNotFoundError:
+        return ""
 
 
 def read_restore_point(url: str) -> RestorePoint:
@@ -89,12 +108,14 @@ def restore_into(store: Store, state_dir: Path, point: RestorePoint, policy: Pol
     Returns:
         What the store holds now.
     """
-    manifest = point.manifest
+    manifest, folder = point.manifest, open_folder(str(state_dir))
+    folder.write(RESTORING_FILE, [memoryview(json.dumps({"url": point.url}).encode() + b"\n")])
     if manifest.kind == "mirror":
         write_lineage(state_dir, manifest.id)
     state = new_timeline(manifest.state, policy, f"the run was restored from {point.url}")
     store.save_model(manifest.model)
     commits = store.roll_back(point.states, state)
+    folder.remove(RESTORING_FILE)
     log.warning(
         "run_restored_from",
         url=point.url,
