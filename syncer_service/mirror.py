@@ -39,7 +39,7 @@ from syncer_service.checkpoint_files import (
 )
 from syncer_service.checkpoint_storage import StorageFolder, open_folder
 from syncer_service.serving import Serving, carried_out
-from syncer_service.store.records import Owner
+from syncer_service.store.records import DamageError, Owner
 
 LINEAGE_FILE: Final = "mirror.json"
 """In the state directory."""
@@ -62,11 +62,20 @@ class MirrorRefusedError(Exception):
 
 
 def read_lineage(state_dir: Path) -> str:
-    """The lineage that a state directory knows; empty: none yet."""
+    """The lineage that a state directory knows; empty: none yet.
+
+    Raises:
+        MirrorRefusedError: What says it is damaged.
+    """
     try:
         return str(json.loads(open_folder(str(state_dir)).read(LINEAGE_FILE))["lineage"])
     except FileNotFoundError:
         return ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise MirrorRefusedError(
+            f"{state_dir / LINEAGE_FILE} is damaged ({error!r}), so which mirror is this run's is not known; remove it "
+            "and give another syncer.mirror_url"
+        ) from error
 
 
 def write_lineage(state_dir: Path, lineage: str) -> None:
@@ -117,11 +126,20 @@ class MirrorFiles:
         return byte_count
 
     def _find(self) -> Manifest | None:
-        """Read afresh for every copy, because another syncer may have gone on from it."""
+        """Read afresh for every copy, because another syncer may have gone on from it.
+
+        Raises:
+            MirrorRefusedError: It is damaged.
+        """
         try:
             return read_manifest(self._folder, "")
         except FileNotFoundError:
             return None
+        except DamageError as damage:
+            raise MirrorRefusedError(
+                f"{damage}; whose mirror it was is not known, so it is not overwritten: remove that file to have the "
+                "mirror begun anew there, or give another syncer.mirror_url"
+            ) from damage
 
     def _check(self, found: Manifest | None, cut: Cut) -> None:
         if found is None:
