@@ -35,12 +35,15 @@ class Recorder:
         self._folder = folder
         self._taped: dict[int, Taped] = {}
         self._restored: dict[int, Beginning] = {}
+        self._machines: list[SyncerMachine] = []
+        """All that were restored: one that is gone would lend its id to another one."""
         self._handle, self._restore = SyncerMachine.handle, SyncerMachine.restore
 
     def restore(
         self, machine: SyncerMachine, state: RunState, newer: Iterable[fx.CommitRound], now: float
     ) -> list[fx.Effect]:
         commits = tuple(newer)
+        self._machines.append(machine)
         self._restored[id(machine)] = Beginning("restored", now, state=state, newer=commits)
         return self._restore(machine, state, commits, now)
 
@@ -90,4 +93,5 @@ def busy_walk_on_tape(folder: Path, seconds: float = 30.0) -> tuple[Path, Taped]
 
 
 def files_of(folder: Path) -> list[Path]:
-    return tape_files(folder / "tape")
+    """The tapes in the order in which their machines began; their threads number them as they come to it."""
+    return sorted(tape_files(folder / "tape"), key=lambda path: int(path.stem.split("-")[1]))
