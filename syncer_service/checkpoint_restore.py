@@ -27,6 +27,10 @@ READS_MAX: Final = 5
 RESTORING_FILE: Final = "restoring.json"
 """In a state directory: what a restore point is being written from. It goes when all of it is durable."""
 
+RESTORED_FILE: Final = "restored.json"
+"""In a state directory: the restore point that its run came from. A syncer that is started again with the same
+`restore_from`, as a supervisor does, goes on with what it holds."""
+
 log = get_logger(__name__)
 
 
@@ -51,7 +55,7 @@ def find_restore_point(url: str, state_dir: Path, restored: Restored | None) -> 
         ConfigError: It cannot be used, the state directory holds a run already, or it would begin a new run where
             another one was being restored.
     """
-    cut_short = "" if restored is not None and restored.state.versions else _restoring_from(state_dir)
+    cut_short = "" if restored is not None and restored.state.versions else _noted(state_dir, RESTORING_FILE)
     if not url and cut_short:
         raise ConfigError(
             f'syncer.state_dir = "{state_dir}": a syncer ended while it restored the run from "{cut_short}", and '
@@ -60,6 +64,9 @@ def find_restore_point(url: str, state_dir: Path, restored: Restored | None) -> 
     if not url:
         return None
     if restored is not None and not cut_short:
+        if url in (_noted(state_dir, RESTORED_FILE), _noted(state_dir, RESTORING_FILE)):
+            log.info("restored_before", url=url, reason="the run in the state directory came from there; it goes on")
+            return None
         raise ConfigError(
             f'syncer.restore_from = "{url}" is for an empty state directory, and syncer.state_dir = "{state_dir}" '
             "holds a run already: leave restore_from out to go on with that one, or give another state_dir; "
@@ -68,10 +75,10 @@ def find_restore_point(url: str, state_dir: Path, restored: Restored | None) -> 
     return read_restore_point(url)
 
 
-def _restoring_from(state_dir: Path) -> str:
-    """What a restore was cut short from; empty: none was."""
+def _noted(state_dir: Path, name: str) -> str:
+    """The restore point that one of the two files names; empty: there is no such file."""
     try:
-        return str(json.loads(open_folder(str(state_dir)).read(RESTORING_FILE))["url"])
+        return str(json.loads(open_folder(str(state_dir)).read(name))["url"])
     except FileNotFoundError:
         return ""
 
@@ -109,12 +116,14 @@ def restore_into(store: Store, state_dir: Path, point: RestorePoint, policy: Pol
         What the store holds now.
     """
     manifest, folder = point.manifest, open_folder(str(state_dir))
-    folder.write(RESTORING_FILE, [memoryview(json.dumps({"url": point.url}).encode() + b"\n")])
+    note = memoryview(json.dumps({"url": point.url}).encode() + b"\n")
+    folder.write(RESTORING_FILE, [note])
     if manifest.kind == "mirror":
         write_lineage(state_dir, manifest.id)
     state = new_timeline(manifest.state, policy, f"the run was restored from {point.url}")
     store.save_model(manifest.model)
     commits = store.roll_back(point.states, state)
+    folder.write(RESTORED_FILE, [note])
     folder.remove(RESTORING_FILE)
     log.warning(
         "run_restored_from",

@@ -62,7 +62,8 @@ class SyncerSettings(LogSettings):
     )
     restore_from: str = Field(
         default="",
-        description="Folder of a checkpoint, or a mirror, that the run goes on from; state_dir must hold no run.",
+        description="Folder of a checkpoint, or a mirror, that the run goes on from; state_dir must hold no run, or "
+        "one that came from there.",
     )
     output_dir: FilePath = Field(
         default=Path("runs/syncer/output"), description="Directory of the exported model and the summary."

@@ -216,8 +216,10 @@ async def test_what_cannot_be_restored_from_is_said_before_anything_is_written(t
     with pytest.raises(ConfigError, match="is for an empty state directory"):
         await started_from(tmp_path / "one", checkpoints / "good")
     assert await started_from(tmp_path / "two", checkpoints / "good") == manifest.state.global_step
+    step = await started_from(tmp_path / "two", checkpoints / "good")
+    assert step == manifest.state.global_step, "the same command line goes on with what is there"
     with pytest.raises(ConfigError, match="leave restore_from out"):
-        await started_from(tmp_path / "two", checkpoints / "good")
+        await started_from(tmp_path / "two", checkpoints / "bad")
 
 
 async def test_a_checkpoint_of_the_end_gives_the_finished_model_again(tmp_path):

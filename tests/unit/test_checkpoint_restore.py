@@ -51,9 +51,7 @@ def test_one_that_is_killed_anywhere_is_begun_again_or_done(tmp_path, monkeypatc
         with pytest.raises(KilledError):
             start(state_dir, url)
     if point == "hold":  # all of it is durable
-        with pytest.raises(ConfigError, match="holds a run already"):
-            start(state_dir, url)
-        store, found = start(state_dir, "")
+        store, found = start(state_dir, url)
     else:
         with pytest.raises(ConfigError, match=f'restored the run from "{url}", and nothing of it is there yet'):
             start(state_dir, "")
@@ -66,3 +64,16 @@ def test_one_that_is_killed_anywhere_is_begun_again_or_done(tmp_path, monkeypatc
     store, again = start(state_dir, "")
     assert again.state.versions == found.state.versions
     store.close()
+
+
+def test_the_same_command_line_goes_on_with_what_it_had_restored(tmp_path, checkpoint):
+    _, url = checkpoint
+    state_dir = tmp_path / "state"
+    store, found = start(state_dir, url)
+    store.close()
+    store, again = start(state_dir, url)
+    assert again.state.versions == found.state.versions
+    store.close()
+    other = f"{url}-elsewhere"
+    with pytest.raises(ConfigError, match="holds a run already"):
+        start(state_dir, other)
