@@ -252,6 +252,8 @@ class Shell:
             return PeerError(Reason.STALE_INCARNATION, f"{effect.learner}: {effect.reason}")
         if record.left:
             return None
+        if record.must_join_again:
+            return PeerError(Reason.NOT_JOINED, f"{effect.reason}; join again")
         return PeerError(Reason.TRANSFER_IDLE, f"{effect.learner}: {effect.reason}; attach again")
 
     def restore(self, fragments: Mapping[int, FragmentCommit], effects: Iterable[fx.Effect]) -> None:
