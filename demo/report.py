@@ -105,7 +105,7 @@ def _draw_quality(axes: Any, plan: Plan, watch: Watch, colours: dict[str, str]) 
             xycoords=("data", "axes fraction"),
             rotation=90,
             va="top",
-            ha="right",
+            ha="right" if mark.action in ("kill", "suspend") else "left",
             fontsize=8,
         )
     lines = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
