@@ -2,7 +2,8 @@
 
 One store per base interval: 1 writes a whole payload (theta, momentum, residual) at every commit, n writes a base and
 n - 1 merged deltas that are replayed. All stores commit the same rounds, one after the other in every round, so that
-what else the machine does falls on all of them; medians are compared. Then each is opened again, in turn.
+what else the machine does falls on all of them; medians are compared. Then each is opened again, in turn. Last,
+the ledger by itself: many rounds of a fragment of one parameter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import statistics
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,22 @@ import psutil
 from decoupled_diloco.arrays.digest import state_digest, vector_digest
 from decoupled_diloco.arrays.outer import outer_step
 from decoupled_diloco.core.effects import CommitRound, MergedContribution
+from decoupled_diloco.core.events import JoinRequested
 from decoupled_diloco.core.ids import RunPhase, Version
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.run_state import RunState
 from decoupled_diloco.core.syncer import SyncerMachine
 from syncer_service.store.durable import DurableStore
 from syncer_service.store.interface import FragmentCommit, MergedDelta
+from syncer_service.store.ledger import LEDGER_NAME
 
 INTERVALS = (1, 4, 8, 16, 64)
 OPENINGS = 3
+MEMBERS = 8
+"""Contributions to every round."""
+LEARNERS = 32
+"""Learners registered where the ledger alone is measured."""
+LEDGER_ROUNDS = 2000
 POLICY = Policy(fragment_count=1)
 
 
@@ -103,6 +112,38 @@ def measure(folder: Path, parameter_count: int, round_count: int) -> list[dict[s
     return [item.report(parameter_count, measured[0]) for item in measured]
 
 
+def measure_ledger(folder: Path, round_count: int) -> dict[str, Any]:
+    """What the ledger costs by itself: a fragment of one parameter, 32 learners registered, 8 in every round.
+
+    Args:
+        folder: Of its store.
+        round_count: Commits.
+    """
+    item = Measured(INTERVALS[0], folder)
+    machine = SyncerMachine(POLICY)
+    for number in range(LEARNERS):
+        machine.handle(JoinRequested(number, f"learner-{number:02}"), 0.0)
+    with closing(item.open()) as store:
+        store.begin("benchmark", {}, 1)
+        store.stage_initial("learner-00", 1, 0, np.zeros(1, np.float32))
+        (commit,) = store.commit_initial("learner-00", 1, 1)
+        state = replace(machine.run_state(), phase=RunPhase.RUNNING, versions=(commit.version,), version_steps=(0,))
+        for number in range(1, round_count + 1):
+            delta = MergedDelta(np.ones(1, np.float32), 0.7, 0.9, "bf16")
+            commit = _next(commit, delta, number)
+            _commit(store, item, commit, delta, number, state)
+            state = replace(state, versions=(commit.version,), version_steps=(number,), newest_opened=number)
+    ledger_bytes = (folder / LEDGER_NAME).stat().st_size
+    return {
+        "learners": LEARNERS,
+        "members": MEMBERS,
+        "rounds": round_count,
+        "commit_seconds_median": round(statistics.median(item.commit_seconds), 5),
+        "bytes_written_per_commit_median": round(statistics.median(item.commit_bytes)),
+        "ledger_bytes_per_round": round(ledger_bytes / round_count),
+    }
+
+
 def _next(before: FragmentCommit, delta: MergedDelta, number: int) -> FragmentCommit:
     step = outer_step(before.state, delta.delta, learning_rate=0.7, mu=0.9, download_encoding="bf16")
     version = Version(1, before.version.number + 1, vector_digest(step.state.theta))
@@ -112,8 +153,8 @@ def _next(before: FragmentCommit, delta: MergedDelta, number: int) -> FragmentCo
 def _commit(
     store: DurableStore, item: Measured, commit: FragmentCommit, delta: MergedDelta, number: int, state: RunState
 ) -> None:
-    members = tuple(MergedContribution(f"learner-{n}", n, n, 1.0, 1, 1, number, number) for n in range(8))
-    row = CommitRound(number, 0, commit.version, number - 1, members, (), 8, False, "everybody has answered")
+    members = tuple(MergedContribution(f"learner-{n}", n, n, 1.0, 1, 1, number, number) for n in range(MEMBERS))
+    row = CommitRound(number, 0, commit.version, number - 1, members, (), MEMBERS, False, "everybody has answered")
     before = _written_bytes()
     started = time.perf_counter()
     store.commit_round(commit, delta, row, state)
@@ -172,6 +213,7 @@ def main(arguments: list[str]) -> int:
             "parameters": int(options.parameters),
             "rounds": options.rounds,
             "results": results,
+            "ledger_alone": measure_ledger(folder / "ledger", LEDGER_ROUNDS),
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
