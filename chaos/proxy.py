@@ -100,11 +100,6 @@ class Link:
         """Ends every connection by RST."""
         self._call(self._reset_all)
 
-    @property
-    def connection_count(self) -> int:
-        """Open connections."""
-        return len(self._pairs)
-
     def _call(self, work: Callable[[], None]) -> None:
         """Runs on the loop and waits for it, so that what comes after it in the caller also does here."""
         done = threading.Event()

@@ -15,7 +15,6 @@ from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
-from decoupled_diloco.core.ids import RunPhase
 from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.lifecycle import TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
@@ -287,11 +286,6 @@ class Shell:
     def newest(self) -> dict[int, FragmentCommit]:
         """The newest committed version of every fragment."""
         return dict(self._newest)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run is over."""
-        return self._machine.phase is RunPhase.FINISHED
 
     # --- work in the background ---
 
