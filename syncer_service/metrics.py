@@ -335,7 +335,6 @@ _COUNTED: Final = (
 )
 _OTHERS: Final = (
     "build_info",
-    "event_loop_lag_seconds",
     "rda_over_avg_ratio",
     "run_phase",
     "learners",
@@ -350,6 +349,7 @@ _OTHERS: Final = (
     "mirror_lag_seconds",
 )
 _HISTOGRAMS: Final = (
+    "event_loop_lag_seconds",
     "round_contributors",
     "round_quorum_wait_seconds",
     "round_grace_seconds",

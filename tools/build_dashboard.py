@@ -45,6 +45,11 @@ def mean(metric: str) -> str:
     return f"rate({S}_{metric}_sum[$__rate_interval]) / rate({S}_{metric}_count[$__rate_interval])"
 
 
+def quantile(metric: str, share: float) -> str:
+    """A quantile of a histogram over Grafana's interval."""
+    return f"histogram_quantile({share:g}, rate({S}_{metric}_bucket[$__rate_interval]))"
+
+
 def share(title: str, metric: str, text: str) -> Panel:
     """A figure between 0 and 1 as a large number."""
     limits: tuple[tuple[str, float | None], ...] = (("red", None), ("orange", 0.6), ("green", 0.8))
@@ -194,7 +199,12 @@ ROWS: dict[str, list[Panel]] = {
             },
             "bytes",
         ),
-        Panel("Event loop lag", "How late the loop's timers are.", {"lag": f"{S}_event_loop_lag_seconds"}, "s"),
+        Panel(
+            "Event loop lag",
+            "How late the loop's timers are.",
+            {f"{share:.0%}": quantile("event_loop_lag_seconds", share) for share in (0.5, 0.99)},
+            "s",
+        ),
         Panel(
             "Events that wait for a decision",
             "At the limit further calls are asked to retry.",

@@ -70,4 +70,6 @@ async def test_the_lag_of_the_event_loop_is_what_a_wait_took_too_long(
     monkeypatch.setattr("decoupled_diloco.runtime.telemetry.asyncio.sleep", nap)
     with pytest.raises(asyncio.CancelledError):
         await telemetry.watch_loop_lag(clock, 0.5)
-    assert value(telemetry, "t_event_loop_lag_seconds") == pytest.approx(0.25)
+    assert value(telemetry, "t_event_loop_lag_seconds_sum") == pytest.approx(0.25)
+    assert value(telemetry, "t_event_loop_lag_seconds_bucket", le="0.2") == 0
+    assert value(telemetry, "t_event_loop_lag_seconds_bucket", le="0.5") == 1
