@@ -1,7 +1,7 @@
 """gRPC channels and servers: their options, and how to wait before trying again.
 
 Message limits stay at gRPC's defaults at both ends, because no message is large. Control and bulk traffic get
-a connection each, so that moving bytes cannot starve a heartbeat. gRPC's own retries are off: they do not
+connections of their own, so that moving bytes cannot starve a heartbeat. gRPC's own retries are off: they do not
 cover long streams, so repeating is ours.
 """
 
@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from decoupled_diloco.runtime.ports import Address, check_listenable, listen_error
+from decoupled_diloco.runtime.spread_channel import SpreadChannel
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -94,30 +95,43 @@ def channel_options(address: Address, server_name: str = "") -> Options:
     return tuple(options)
 
 
+BulkChannel = grpc.aio.Channel | SpreadChannel
+"""What streams of bytes go over: one connection or several."""
+
+
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Two connections to one server."""
+    """The connections to one server, opened and closed together."""
 
     control: grpc.aio.Channel
     """For unary calls and long-lived streams of small messages."""
-    bulk: grpc.aio.Channel
+    bulk: BulkChannel
     """For streams of bytes."""
 
     async def close(self) -> None:
-        """Ends both; calls in flight are cancelled."""
+        """Ends all; calls in flight are cancelled."""
         await self.control.close(None)
         await self.bulk.close(None)
 
 
-def open_channels(address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = "") -> Channels:
+def open_channels(
+    address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = "", bulk_connections: int = 1
+) -> Channels:
     """Opens the connections to a server, in the running event loop; nothing is sent before the first call.
 
     Args:
         address: The server.
         credentials: From `tls.channel_credentials`; None for plaintext, which the settings must have allowed.
         server_name: Name to expect in the server's certificate, where it is not the host.
+        bulk_connections: Connections that streams of bytes are spread over, >= 1.
     """
-    return Channels(open_channel(address, credentials, server_name), open_channel(address, credentials, server_name))
+
+    def opened() -> grpc.aio.Channel:
+        return open_channel(address, credentials, server_name)
+
+    if bulk_connections == 1:
+        return Channels(opened(), opened())
+    return Channels(opened(), SpreadChannel([opened() for _ in range(bulk_connections)]))
 
 
 def open_channel(
