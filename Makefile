@@ -92,6 +92,15 @@ format: $(VENV)/.stamp ## ruff's fixes and formatting
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# --- benchmarks -------------------------------------------------------------------------------------------------
+
+.PHONY: bench bench-quick
+bench: $(VENV)/.stamp ## every benchmark, 15 minutes: make bench ONLY=start,durability (docs/benchmarks.md)
+	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+bench-quick: $(VENV)/.stamp ## a first look in two minutes, in figures of little weight
+	@$(BIN)/python -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
+
 # --- generated files --------------------------------------------------------------------------------------------
 
 .PHONY: proto proto-baseline dashboard lock

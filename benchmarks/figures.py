@@ -86,7 +86,8 @@ class Section:
         title: what it is about, a phrase for a heading.
         conditions: sizes, repetitions and work done, in sentences, so that the figures can be read without the code.
         figures: in the order in which to show them.
-        details: free data for pictures and for people, in types of JSON.
+        details: free data for pictures and for people, in types of JSON. "tables", if there, is a list of tables that
+            are shown below the figures: {"title": ..., "columns": [...], "rows": [[...], ...]}, texts or numbers.
     """
 
     name: str
@@ -153,6 +154,26 @@ def show(section: Section, console: Console) -> None:
     """Prints a section."""
     console.print(f"\n[bold]{section.title}[/]\n[dim]{section.conditions}[/]", highlight=False)
     console.print(table_of(section.figures), highlight=False)
+    for data in section.details.get("tables", ()):
+        console.print(f"\n{data['title']}", highlight=False)
+        console.print(_table_of_texts(data["columns"], data["rows"]), highlight=False)
+
+
+def cell(value: str | float | None) -> str:
+    """A cell of a table: texts as they are, numbers with three significant digits, nothing for None."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else rounded(value)
+
+
+def _table_of_texts(columns: Sequence[str], rows: Sequence[Sequence[str | float | None]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(columns):
+        is_number = any(isinstance(row[index], int | float) for row in rows)
+        table.add_column(heading, justify="right" if is_number else "left")
+    for row in rows:
+        table.add_row(*map(cell, row))
+    return table
 
 
 def run(measure: Callable[[bool], Section], description: str | None, arguments: Sequence[str] | None = None) -> int:
@@ -161,9 +182,14 @@ def run(measure: Callable[[bool], Section], description: str | None, arguments: 
     parser.add_argument("--quick", action="store_true", help="fewer and smaller repetitions, for a first look")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
     options = parser.parse_args(arguments)
-    section = measure(options.quick)
-    show(section, Console(width=None if sys.stdout.isatty() else 150))
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({**section.to_json(), "machine": machine()}, indent=1) + "\n")
+    before = machine()
+    report(measure(options.quick), before, options.json)
     return 0
+
+
+def report(section: Section, on: dict[str, Any], path: Path | None) -> None:
+    """Prints a section, and writes it with the machine that it was taken on, if a path is given."""
+    show(section, Console(width=None if sys.stdout.isatty() else 150))
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**section.to_json(), "machine": on}, indent=1) + "\n")

@@ -1,0 +1,113 @@
+"""Pictures of the suite's results, one for each subject that a person gets something from.
+
+A subject is drawn from the figures and details of a section by name; a section without them is left without a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure as Canvas
+
+from benchmarks.figures import Figure, Section, rounded
+
+OURS: Final = "#2b6cb0"
+OTHERS: Final = "#a0aec0"
+GOOD: Final = "#2f855a"
+BAD: Final = "#c53030"
+WIDTH_INCHES: Final = 9.0
+RATIO_RANGE: Final = (0.1, 10.0)
+"""What the overview of targets shows; a longer bar is cut, its value stands beside it."""
+FIGURES_SHOWN_MAX: Final = 40
+
+
+def draw(sections: Sequence[Section], folder: Path) -> dict[str, list[str]]:
+    """Writes all pictures that the sections allow.
+
+    Args:
+        sections: What was measured.
+        folder: Exists.
+
+    Returns:
+        Names of files by section; those of all sections together under "".
+    """
+    drawn: dict[str, list[str]] = {}
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        for section in sections:
+            for subject, make in SUBJECTS.get(section.name, {}).items():
+                if (canvas := make(section)) is not None:
+                    _save(canvas, folder / f"{subject}.png")
+                    drawn.setdefault(section.name, []).append(f"{subject}.png")
+        if (canvas := targets(sections)) is not None:
+            _save(canvas, folder / "targets.png")
+            drawn[""] = ["targets.png"]
+    return drawn
+
+
+def _save(canvas: Canvas, path: Path) -> None:
+    canvas.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+
+
+def _canvas(rows: int) -> Canvas:
+    return Canvas(figsize=(WIDTH_INCHES, 1.2 + 0.3 * max(rows, 2)))
+
+
+def targets(sections: Sequence[Section]) -> Canvas | None:
+    """How every figure stands to its target: to the right of the line is better."""
+    named = [(section, figure) for section in sections for figure in section.figures if figure.target is not None]
+    shown = [(section, figure, score) for section, figure in named if (score := standing(figure)) is not None]
+    if not shown:
+        return None
+    canvas = _canvas(len(shown))
+    axes = canvas.subplots()
+    for row, (_, figure, score) in enumerate(shown):
+        end = min(max(score, RATIO_RANGE[0]), RATIO_RANGE[1])
+        axes.barh(row, end - 1, left=1, color=GOOD if figure.is_met else BAD, height=0.7)
+        text = f" {rounded(figure.value)} {figure.unit}"
+        axes.text(max(end, 1), row, text, va="center", ha="left", fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlim(*RATIO_RANGE)
+    axes.set_yticks(range(len(shown)), [f"{section.name}: {figure.name}" for section, figure, _ in shown], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("times better than the target (a bar to the left: the target is missed)")
+    return canvas
+
+
+def standing(figure: Figure) -> float | None:
+    """How many times better than its target a figure is; None if one of the two is not above 0."""
+    if figure.target is None or figure.value <= 0 or figure.target.value <= 0 or not math.isfinite(figure.value):
+        return None
+    ratio = figure.value / figure.target.value
+    return ratio if figure.target.bound == "at least" else 1 / ratio
+
+
+def peers(section: Section) -> Canvas | None:
+    """Speed, processor time and memory of every way side by side, ours among them."""
+    ways: list[dict[str, Any]] = section.details.get("ways", [])
+    if not ways:
+        return None
+    canvas = Canvas(figsize=(WIDTH_INCHES + 3, 1.2 + 0.35 * len(ways)))
+    panels = (("gb_per_second", "GB/s, there and back"), ("cpu_seconds_per_gib", "CPU-s/GiB, both ends"))
+    panels += (("peak_mib", "MiB at the peak, both processes"),)
+    for axes, (key, label) in zip(canvas.subplots(1, len(panels), sharey=True), panels, strict=True):
+        values = [way[key] for way in ways]
+        colours = [OURS if way["kind"] == "ours" else OTHERS for way in ways]
+        axes.barh(range(len(ways)), values, color=colours, height=0.7)
+        for row, value in enumerate(values):
+            axes.text(value, row, f" {rounded(value)}", va="center", fontsize=7)
+        axes.set_xlabel(label)
+        axes.set_xlim(0, 1.2 * max(values))
+        axes.set_yticks(range(len(ways)), [f"{way['name']} ({way['kind']})" for way in ways])
+    canvas.axes[0].invert_yaxis()
+    return canvas
+
+
+SUBJECTS: Final[dict[str, dict[str, Callable[[Section], Canvas | None]]]] = {
+    "peers": {"peers": peers},
+}
+"""Pictures by section and name of the file."""

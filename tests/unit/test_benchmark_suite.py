@@ -1,0 +1,165 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as program
+from benchmarks import markdown, older, pictures, suite
+from benchmarks.figures import Figure, Section, Target, of_repetitions
+from benchmarks.suite import MEMBERS, Failure, Member, Results, run_members
+
+SECTION = Section(
+    "good",
+    "A good one",
+    "Three repetitions.",
+    (
+        of_repetitions("speed | best", [1.0, 3.0, 2.0], "GB/s", Target("at least", 1.5), "of three"),
+        Figure("lag", 30.0, "ms", Target("at most", 20.0)),
+        Figure("count", 7.0, "rounds"),
+    ),
+    {"tables": [{"title": "Side by side", "columns": ["way", "GB/s"], "rows": [["ours", 1.5], ["theirs", None]]}]},
+)
+GOOD_MEMBER = f"""
+import argparse, json, sys
+sys.path.insert(0, {str(suite.ROOT)!r})
+from benchmarks.figures import Section, run
+section = Section.from_json(json.loads({json.dumps(json.dumps(SECTION.to_json()))}))
+sys.exit(run(lambda quick: section, None))
+"""
+
+
+class FakeMember(Member):
+    """A member whose module is a program given as text."""
+
+    def command(self, is_quick, folder, more=()):
+        return [sys.executable, "-c", self.arguments[0], *super().command(is_quick, folder, more)[3:]]
+
+
+def member(name, text, **settings):
+    return FakeMember(name, "a test", arguments=(text,), **settings)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs members as the suite does; returns the results and what was told."""
+
+    def run_all(*members):
+        results, heard = Results(is_quick=True), []
+        run_members(members, results, tmp_path, {}, lambda who, outcome: heard.append((who.name, outcome)))
+        return results, heard
+
+    return run_all
+
+
+def test_a_member_that_fails_is_shown_and_the_rest_goes_on(run):
+    failing = member("bad", "print('so far so good'); raise SystemExit('the disk is full')")
+    results, heard = run(failing, member("good", GOOD_MEMBER))
+    assert results.sections == [SECTION]
+    (failure,) = results.failures
+    assert failure.name == "bad"
+    assert "status 1" in failure.reason
+    assert "so far so good" in failure.output
+    assert "the disk is full" in failure.output
+    assert [name for name, _ in heard] == ["bad", "bad", "good", "good"]
+    assert list(results.seconds) == ["bad", "good"]
+
+
+def test_a_member_that_does_not_end_is_ended(run):
+    results, _ = run(member("slow", "import threading; threading.Event().wait()", seconds_max_quick=0.5))
+    assert "after 0.5 seconds" in results.failures[0].reason
+
+
+def test_a_member_without_a_report_has_failed(run):
+    results, _ = run(member("silent", "print('nothing')"))
+    assert "its report cannot be read" in results.failures[0].reason
+
+
+def test_results_come_back_from_json():
+    results = Results(is_quick=False, sections=[SECTION], seconds={"good": 1.5, "bad": 2.0})
+    results.failures.append(Failure("bad", "it ended with status 1", "lines"))
+    results.left_out.append("slow")
+    data = json.loads(json.dumps(results.to_json()))
+    assert Results.from_json(data) == results
+    assert (data["targets_met"], data["targets_missed"]) == (1, 1)
+    assert [figure["is_met"] for figure in data["sections"][0]["figures"]] == [True, False, None]
+    with pytest.raises(ValueError, match="format = 0"):
+        Results.from_json({**data, "format": 0})
+
+
+def test_the_page_says_what_was_missed_and_what_came_to_nothing():
+    results = Results(is_quick=True, sections=[SECTION], failures=[Failure("bad", "status 1", "its last words")])
+    page = markdown.page(results, {"good": ["speed.png"]})
+    assert "1 targets are met, 1 are missed" in page
+    assert "| good | lag | 30.0 ms | at most 20 |" in page
+    assert "| speed \\| best (of three) | 2.00 GB/s | 1.00 to 3.00 | at least 1.5 | met |" in page
+    assert "**bad came to nothing**: status 1" in page
+    assert "its last words" in page
+    assert "![A good one](speed.png)" in page
+    assert "| ours | 1.50 |" in page
+    assert "quick run" in page
+
+
+def test_everything_is_written_with_an_overview_of_the_targets(tmp_path):
+    results = Results(is_quick=True, sections=[SECTION])
+    (tmp_path / "old.png").write_bytes(b"of an earlier run")
+    program.write(results, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "latest.md", "targets.png"]
+    assert Results.from_json(json.loads((tmp_path / "latest.json").read_text())) == results
+
+
+def test_how_a_figure_stands_to_its_target():
+    assert pictures.standing(Figure("a", 3.0, "x", Target("at least", 1.5))) == 2
+    assert pictures.standing(Figure("a", 3.0, "ms", Target("at most", 1.5))) == 0.5
+    assert pictures.standing(Figure("a", 3.0, "ms")) is None
+    assert pictures.standing(Figure("a", 0.0, "MiB", Target("at most", 1.0))) is None
+
+
+def test_members_are_chosen_by_name():
+    assert [item.name for item in program.chosen("durability", False)] == ["durability"]
+    assert "start" not in {item.name for item in program.chosen("", True)}
+    assert [item.name for item in program.chosen("start", True)] == ["start"]
+    with pytest.raises(ValueError, match="--only wrie: there is no such benchmark; there are start"):
+        program.chosen("wrie,start", False)
+
+
+@pytest.mark.parametrize("item", MEMBERS, ids=lambda item: item.name)
+def test_every_member_exists_and_takes_what_the_suite_gives(item):
+    spec = importlib.util.find_spec(f"benchmarks.{item.name}")
+    assert spec is not None, f"benchmarks/{item.name}.py is gone"
+    path = Path(spec.origin)
+    text = (path.with_name("__main__.py") if path.name == "__init__.py" else path).read_text(encoding="utf-8")
+    assert item.about
+    assert item.seconds_max_quick <= item.seconds_max
+    if item.report:
+        assert item.translate is not None
+        assert '"--output"' in text
+    else:
+        assert "def measure(" in text
+        assert "figures import" in text
+        assert "if __name__ ==" in text
+
+
+def test_the_pictures_are_of_members():
+    assert set(pictures.SUBJECTS) <= {item.name for item in MEMBERS} | {"peers"}
+
+
+def test_the_older_reports_become_sections():
+    phase = {"joined": 1, "programs_ready": 2, "first_step": 3, "first_merged": 4, "cpu_until_first_step": 5}
+    section = older.start_section(
+        {
+            "kills": 3,
+            "quiet": {**phase, "first_merged_max": 6},
+            "busy": {**phase, "first_step": 9, "first_merged_max": 7},
+        }
+    )
+    assert section.figures[0].is_met
+    assert section.figures[1].high == 6
+    assert [figure.name for figure in section.figures if figure.target] == ["start to first step, quiet"]
+    store = {"base_interval": 8, "commit_seconds_median": 0.05, "commit_seconds_max": 0.2}
+    store |= {"bytes_per_commit_and_parameter": 4.8, "restart_seconds_median": 0.02}
+    alone = {"commit_seconds_median": 0.001, "learners": 32, "members": 8}
+    report = {"results": [store], "rounds": 63, "parameters": 1_000_000, "ledger_alone": alone}
+    commit, restart, ledger = older.durability_section(report).figures
+    assert (commit.value, commit.high, restart.value, ledger.value) == (50, 200, 20, 1)
