@@ -139,7 +139,10 @@ class OuterSection(Section):
 class EncodingSection(Section):
     """How fragments travel."""
 
-    upload: Literal["float32", "bf16"] = Field(default="bf16", description="Encoding of contributions (deltas).")
+    upload: Literal["float32", "bf16", "int8", "int4"] = Field(
+        default="bf16",
+        description="Encoding of contributions (deltas); int8 and int4 have a scale for every 128 values.",
+    )
     download: Literal["float32", "bf16"] = Field(
         default="bf16",
         description="bf16: a delta for holders of the previous version, else float32 as for all others.",

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from decoupled_diloco.arrays.encoding import ENCODINGS, FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import DOWNLOAD_ENCODINGS, FloatVector, encoding_named
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.core.ids import Fate, Version
@@ -188,7 +188,7 @@ class BulkClient:
             fragment=fragment,
             version=version_to_wire(version),
             held=version_to_wire(held) if held is not None else None,
-            encodings=[encoding_to_wire(name) for name in ENCODINGS],
+            encodings=[encoding_to_wire(name) for name in DOWNLOAD_ENCODINGS],
             offset=receipt.received_bytes,
         )
         call = self._stub.DownloadFragment(request)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-import numpy as np
 from structlog.stdlib import BoundLogger
 
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.arrays.encoding import EncodingError, FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import EncodingError, FloatVector, float32_elements
 from decoupled_diloco.arrays.outer import apply_delta
 from decoupled_diloco.core.errors import PeerError, Recourse, UnreachableError
 from decoupled_diloco.core.ids import Version
@@ -127,7 +126,9 @@ class Downloader:
 def _decoded(receipt: Receipt, held: Held | None) -> tuple[FloatVector, str]:
     """Values and digest of what was received. Takes CPU time."""
     if receipt.delta_base is None:
-        values = np.asarray(encoding_named(receipt.encoding).view(receipt.payload), np.float32)
+        if receipt.encoding != "float32":
+            raise CorruptPayloadError(f"a whole version comes in float32, not in {receipt.encoding}")
+        values = float32_elements(receipt.payload)
     elif held is None or receipt.delta_base != held.version:
         raise CorruptPayloadError(f"the payload is a delta to version {receipt.delta_base}, which is not held here")
     else:

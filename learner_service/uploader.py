@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from structlog.stdlib import BoundLogger
 
-from decoupled_diloco.arrays.encoding import FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.merge import examine
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
@@ -136,7 +136,7 @@ def encoded_delta(job: UploadJob, encoding: str) -> memoryview:
     with np.errstate(all="ignore"):  # what is not finite is found below
         np.subtract(delta, job.base, out=delta)
         payload = encoding_named(encoding).encode(delta)
-    problem = examine(encoding_named(encoding).view(payload)).problem
+    problem = examine(Encoded(payload, encoding, delta.size)).problem
     if problem is not None:
         raise NotFiniteError(problem)
     return payload

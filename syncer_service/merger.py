@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.arrays.encoding import FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import Encoded, FloatVector
 from decoupled_diloco.arrays.fragments import Segment
-from decoupled_diloco.arrays.merge import Examination, examine, merge
+from decoupled_diloco.arrays.merge import merge
 from decoupled_diloco.arrays.outer import FragmentState, outer_step
 
 
@@ -20,13 +20,11 @@ class MergeInput:
     """One contribution in its buffer.
 
     Attributes:
-        payload: theta - Theta_base as received; only read.
-        encoding: How it is written.
+        upload: theta - Theta_base as received.
         weight: w_m.
     """
 
-    payload: memoryview
-    encoding: str
+    upload: Encoded
     weight: float
 
 
@@ -53,11 +51,6 @@ class MergeResult:
     norms: tuple[float, ...]
 
 
-def examine_payload(payload: memoryview, encoding: str) -> Examination:
-    """Looks at a received contribution: every value finite, norm within the safe range."""
-    return examine(encoding_named(encoding).view(payload))
-
-
 def merge_round(
     state: FragmentState,
     contributions: Sequence[MergeInput],
@@ -80,7 +73,7 @@ def merge_round(
     Raises:
         ValueError: Lengths or weights that do not fit.
     """
-    uploads = [encoding_named(item.encoding).view(item.payload) for item in contributions]
+    uploads = [item.upload for item in contributions]
     delta, stats = merge(uploads, [item.weight for item in contributions], segments)
     step = outer_step(state, delta, learning_rate=learning_rate, mu=momentum, download_encoding=download_encoding)
     vectors = (step.state.theta, step.state.momentum, step.state.residual)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from decoupled_diloco.arrays.encoding import Encoded
 from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
@@ -125,9 +126,10 @@ class Shell:
         self, effect: fx.StartMerge, base: FragmentCommit, slots: list[UploadSlot], holds: list[BufferHold]
     ) -> None:
         weights = [weight for _, _, weight in effect.contributions]
+        size = self._serving.agreement.value_count(effect.fragment)
         started = self._clock.now()
         inputs = [
-            MergeInput(hold.data, slot.encoding, weight)
+            MergeInput(Encoded(hold.data, slot.encoding, size), weight)
             for hold, slot, weight in zip(holds, slots, weights, strict=True)
         ]
         policy = self._machine.policy

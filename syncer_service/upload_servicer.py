@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.encoding import Encoded, encoding_named
+from decoupled_diloco.arrays.merge import examine
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
@@ -22,7 +23,6 @@ from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire import codec, enums, status
 from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink
-from syncer_service.merger import examine_payload
 from syncer_service.serving import END_OF_STREAM, Serving
 from syncer_service.uploads import REPLACED, UploadSlot, UploadStream
 
@@ -188,7 +188,8 @@ async def _verify(serving: Serving, slot: UploadSlot, stream: UploadStream) -> F
     """Looks at the values and asks the machine what becomes of the contribution."""
     header = slot.header
     data = slot.buffer.data
-    found = await serving.off_loop(len(data), lambda: examine_payload(data, slot.encoding))
+    upload = Encoded(data, slot.encoding, serving.agreement.value_count(slot.header.fragment))
+    found = await serving.off_loop(len(data), lambda: examine(upload))
     if not serving.uploads.owns(slot, stream):
         raise BrokenStreamError(stream.stop_reason or REPLACED)
     # Before the machine is asked: it may start the merge in the same breath as it accepts.
@@ -273,7 +274,8 @@ def _initial_size(serving: Serving, header: spb.InitialFragmentHeader) -> int:
 
 async def _stage(serving: Serving, header: spb.InitialFragmentHeader, theta: np.ndarray[Any, Any]) -> None:
     learner, incarnation, fragment = header.learner_id, header.incarnation, header.fragment
-    found = await serving.off_loop(theta.nbytes, lambda: examine_payload(theta.view(np.uint8).data, "float32"))
+    upload = Encoded(theta.view(np.uint8).data, "float32", theta.size)
+    found = await serving.off_loop(theta.nbytes, lambda: examine(upload))
     if found.problem is not None:
         raise PeerError(
             Reason.INVALID_FIELD, f"fragment {fragment} of the initial parameters cannot be used: {found.problem}"

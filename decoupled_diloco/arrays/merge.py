@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.encoding import Encoded, FloatVector
 from decoupled_diloco.arrays.fragments import Segment
 
 BLOCK_ELEMENTS: Final = 1 << 15
@@ -83,13 +83,13 @@ class MergeStats:
         return self.rda_norm / self.rda_avg_norm if self.rda_avg_norm > 0.0 else 1.0
 
 
-def examine(upload: npt.NDArray[np.generic]) -> Examination:
+def examine(upload: Encoded) -> Examination:
     """Verifies a received contribution: every element finite, norm within the safe range.
 
     Args:
-        upload: theta - Theta_base of a fragment in any float type, for example `Encoding.view` of a payload.
+        upload: theta - Theta_base of a fragment.
     """
-    square_sum = math.fsum(_square_sums(upload, slice(0, upload.size)))
+    square_sum = math.fsum(_square_sums(upload.decode(), slice(0, upload.element_count)))
     norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     if not math.isfinite(norm):
         return Examination(norm, "the contribution contains NaN or infinite values")
@@ -106,13 +106,13 @@ def weight_problem(weight: float) -> str | None:
 
 
 def merge(
-    uploads: Sequence[npt.NDArray[np.generic]], weights: Sequence[float], segments: Sequence[Segment]
+    contributions: Sequence[Encoded], weights: Sequence[float], segments: Sequence[Segment]
 ) -> tuple[FloatVector, MergeStats]:
     """Merges the contributions to one fragment.
 
     Args:
-        uploads: theta_m - Theta of every contributor, in the fixed order of their learner ids; vectors of
-            equal length in any float type, each found usable by `examine`. They are only read.
+        contributions: theta_m - Theta of every contributor, in the fixed order of their learner ids; of equal
+            length, in any encoding, each found usable by `examine`.
         weights: merge weights, one per contribution, each usable by `weight_problem`; only their ratios
             matter.
         segments: the merge units; together they cover the vectors.
@@ -124,6 +124,7 @@ def merge(
     Raises:
         ValueError: no contribution, a weight that is not usable, or lengths that do not agree.
     """
+    uploads = [contribution.decode() for contribution in contributions]
     size = _checked_size(uploads, weights, segments)
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments, StagedFragment
-from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.encoding import encoding_named, float32_elements
 from decoupled_diloco.arrays.fragments import Fragment, Fragmentation, Piece
 from decoupled_diloco.arrays.schema import FLOAT_DTYPES, Schema, SchemaError
 from decoupled_diloco.arrays.state_entry import StateEntry
@@ -145,7 +145,7 @@ class OptimizerFragments:
         if part < self.part_count - 1:
             if self._device is None:
                 return StagedPart(part, None, ())
-            flat = np.asarray(encoding_named("float32").view(payload), np.float32)
+            flat = float32_elements(payload)
             return StagedPart(part, self._device.stage(part, flat), ())
         leaves, values, offset = self._flat(state), [], 0
         for entry, position in zip(self.entries[part], self._rest, strict=True):

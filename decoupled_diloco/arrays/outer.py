@@ -12,7 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from decoupled_diloco.arrays.encoding import Buffer, EncodingError, FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import (
+    DOWNLOAD_ENCODINGS,
+    Buffer,
+    Encoded,
+    EncodingError,
+    FloatVector,
+    encoding_named,
+)
 
 BLOCK_ELEMENTS: Final = 1 << 16
 """Elements handled at a time: 256 KiB of float32, so that the temporaries of a block stay in the
@@ -82,12 +89,14 @@ def outer_step(
         delta: merged delta of the round.
         learning_rate: outer learning rate, above 0.
         mu: momentum coefficient, 0 to below 1.
-        download_encoding: a name of `encoding.ENCODINGS`.
+        download_encoding: one of `DOWNLOAD_ENCODINGS`.
 
     Raises:
-        EncodingError: no such encoding.
+        EncodingError: not such an encoding.
         ValueError: `delta` has another length than the fragment.
     """
+    if download_encoding not in DOWNLOAD_ENCODINGS:
+        raise EncodingError(f"download encoding {download_encoding!r}; use one of {', '.join(DOWNLOAD_ENCODINGS)}")
     encoding = encoding_named(download_encoding)
     if delta.shape != state.theta.shape:
         raise ValueError(f"delta has {delta.shape} elements, the fragment {state.theta.shape}")
@@ -114,13 +123,8 @@ def apply_delta(base: FloatVector, payload: Buffer, download_encoding: str) -> F
     Raises:
         EncodingError: the payload has another number of elements than `base`.
     """
-    steps = encoding_named(download_encoding).view(payload)
-    if steps.shape != base.shape:
-        raise EncodingError(f"delta payload of {steps.size} elements for a fragment of {base.size}")
-    theta = np.empty_like(base)
-    for block in _blocks(base.size):
-        np.add(base[block], steps[block].astype(np.float32), out=theta[block])
-    return theta
+    theta = Encoded(payload, download_encoding, base.size).decode()
+    return np.add(base, theta, out=theta)
 
 
 def _nesterov_update(

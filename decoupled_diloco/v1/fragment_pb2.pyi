@@ -12,6 +12,8 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_UNSPECIFIED: _ClassVar[Encoding]
     ENCODING_FLOAT32: _ClassVar[Encoding]
     ENCODING_BF16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_INT4: _ClassVar[Encoding]
 
 class MergeRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -21,6 +23,8 @@ class MergeRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ENCODING_UNSPECIFIED: Encoding
 ENCODING_FLOAT32: Encoding
 ENCODING_BF16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_INT4: Encoding
 MERGE_RULE_UNSPECIFIED: MergeRule
 MERGE_RULE_AVG: MergeRule
 MERGE_RULE_RDA: MergeRule

@@ -14,7 +14,12 @@ class CodecError(ValueError):
     """A message holds a value that is not allowed; the text names field, value and what would be right."""
 
 
-_ENCODINGS: Final[dict[str, fpb.Encoding]] = {"float32": fpb.ENCODING_FLOAT32, "bf16": fpb.ENCODING_BF16}
+_ENCODINGS: Final[dict[str, fpb.Encoding]] = {
+    "float32": fpb.ENCODING_FLOAT32,
+    "bf16": fpb.ENCODING_BF16,
+    "int8": fpb.ENCODING_INT8,
+    "int4": fpb.ENCODING_INT4,
+}
 _ROLES: Final[dict[Role, spb.Role]] = {role: getattr(spb, f"ROLE_{role.name}") for role in Role}
 _ACTIVITIES: Final[dict[Activity, spb.Activity]] = {
     activity: getattr(spb, f"ACTIVITY_{activity.name}") for activity in Activity if activity is not Activity.LOST

@@ -15,7 +15,7 @@ import grpc.aio
 import numpy as np
 
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.encoding import encoding_named, float32_elements
 from decoupled_diloco.arrays.fragments import fragment_schema
 from decoupled_diloco.arrays.outer import apply_delta
 from decoupled_diloco.arrays.schema import Schema
@@ -212,7 +212,7 @@ class ProtocolLearner:
             assert version == download.held
             values = apply_delta(held, payload, encoding)
         else:
-            values = encoding_named(encoding).decode(payload)
+            values = float32_elements(payload)
         self._held[download.fragment] = (download.version, values)
         event = lev.Downloaded(download.fragment, download.version, header.version.global_step)
         self._handle(event)

@@ -16,7 +16,7 @@ import optax
 
 from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.arrays.encoding import FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.fragments import Fragmentation, fragment_schema
 from decoupled_diloco.arrays.merge import merge
 from decoupled_diloco.arrays.outer import FragmentState, apply_delta, outer_step
@@ -168,8 +168,9 @@ def barrier_run(settings: Settings) -> Run:
 
 
 def synchronise(run: Run, index: int, settings: Settings) -> None:
+    size = run.states[index].theta.size
     contributions = [learner.upload(index, settings.upload) for learner in run.learners]
-    uploads = [encoding_named(settings.upload).view(payload) for payload, _ in contributions]
+    uploads = [Encoded(payload, settings.upload, size) for payload, _ in contributions]
     weights = [weight for _, weight in contributions]
     delta, _ = merge(uploads, weights, run.fragmentation.fragments[index].segments)
     step = outer_step(

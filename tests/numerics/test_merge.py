@@ -3,7 +3,6 @@
 import tracemalloc
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,14 +10,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoupled_diloco.arrays import merge as merge_module
-from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.encoding import ENCODINGS, Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.fragments import Segment
-from decoupled_diloco.arrays.merge import NORM_MAX, WEIGHT_MAX, examine, merge, weight_problem
+from decoupled_diloco.arrays.merge import (
+    NORM_MAX,
+    WEIGHT_MAX,
+    Examination,
+    MergeStats,
+    weight_problem,
+)
 from decoupled_diloco.arrays.schema import MergeRule
 from tests.numerics import reference
 
 RULES: tuple[MergeRule, ...] = ("avg", "rda")
 REFERENCE = {"avg": reference.avg, "rda": reference.rda}
+
+
+def as_sent(upload: FloatVector, encoding: str = "float32") -> Encoded:
+    return Encoded(encoding_named(encoding).encode(upload), encoding, upload.size)
+
+
+def merge(
+    uploads: Sequence[FloatVector], weights: Sequence[float], segments: Sequence[Segment]
+) -> tuple[FloatVector, MergeStats]:
+    """The merge of float32 contributions."""
+    return merge_module.merge([as_sent(upload) for upload in uploads], weights, segments)
+
+
+def examine(upload: FloatVector, encoding: str = "float32") -> Examination:
+    return merge_module.examine(as_sent(upload, encoding))
 
 
 def one_segment(size: int, rule: MergeRule) -> list[Segment]:
@@ -196,26 +216,32 @@ def test_blocks_do_not_show(rule: MergeRule, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(blocked, whole, rtol=2e-7)
 
 
-def test_payloads_are_merged_in_their_wire_type_without_a_copy_of_each() -> None:
-    rng = np.random.default_rng(6)
-    wire = [rng.standard_normal(500).astype(ml_dtypes.bfloat16) for _ in range(3)]
-    wide = [upload.astype(np.float32) for upload in wire]
-    from_wire, _ = merge(wire, [1.0, 2.0, 3.0], one_segment(500, "rda"))
-    from_wide, _ = merge(wide, [1.0, 2.0, 3.0], one_segment(500, "rda"))
-    assert from_wire.tobytes() == from_wide.tobytes()
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [1, 127, 500, 70_001])
+def test_contributions_in_any_encoding_are_merged_as_what_they_decode_to(rule: MergeRule, size: int) -> None:
+    uploads = random_uploads(np.random.default_rng(6), 8, size)
+    sent = [as_sent(upload, name) for upload, name in zip(uploads, [*ENCODINGS] * 2, strict=True)]
+    third = size // 3
+    segments = [Segment(0, third, "avg"), Segment(third, size, rule)][third == 0 :]
+    weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    delta, stats = merge_module.merge(sent, weights, segments)
+    wide, wide_stats = merge([contribution.decode() for contribution in sent], weights, segments)
+    assert delta.tobytes() == wide.tobytes()
+    assert stats == wide_stats
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_merge_needs_little_memory_beyond_its_result(rule: MergeRule) -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_merge_needs_little_memory_beyond_its_result(encoding: str, rule: MergeRule) -> None:
     size = 1 << 20
-    uploads = [np.full(size, value, np.float32) for value in (1, 2, 3, 4)]
+    sent = [as_sent(np.full(size, value, np.float32), encoding) for value in (1, 2, 3, 4)]
     tracemalloc.start()
     try:
-        merge(uploads, [1.0] * 4, one_segment(size, rule))
+        merge_module.merge(sent, [1.0] * 4, one_segment(size, rule))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak_bytes < 4 * size + 4 * 8 * merge_module.BLOCK_ELEMENTS
+    assert peak_bytes < 6 * 4 * size + 4 * 8 * merge_module.BLOCK_ELEMENTS
 
 
 def test_contributions_are_only_read() -> None:
@@ -241,13 +267,13 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         merge([one], [1.0], [Segment(1, 2, "avg")])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 99_999])
-def test_values_that_are_not_finite_are_found(value: float, place: int, dtype: npt.DTypeLike) -> None:
-    upload = np.zeros(100_000, dtype)
+def test_values_that_are_not_finite_are_found(value: float, place: int, encoding: str) -> None:
+    upload = np.zeros(100_000, np.float32)
     upload[place] = value
-    assert examine(upload).problem == "the contribution contains NaN or infinite values"
+    assert examine(upload, encoding).problem == "the contribution contains NaN or infinite values"
 
 
 def test_norms_beyond_the_safe_range_are_found() -> None:
