@@ -128,6 +128,13 @@ def test_services_meet_only_on_the_wire(importer: str, imported: tuple[str, ...]
     assert offences(importer, lambda name: within(name, *imported)) == []
 
 
+def test_the_simulator_knows_nothing_but_the_core() -> None:
+    def refused(name: str) -> bool:
+        return name.split(".")[0] not in sys.stdlib_module_names and not within(name, CORE, "simulator")
+
+    assert offences("simulator", refused) == []
+
+
 def test_shipped_code_never_imports_what_does_not_ship() -> None:
     unshipped = ("tests", "chaos", "demo", "examples", "simulator", "benchmarks", "tools")
     shipped = ("decoupled_diloco", "syncer_service", "learner_service", "syncerctl")

@@ -1,0 +1,174 @@
+"""What one syncer sustains: the largest model for so many learners and such steps, and what limits it. Pure.
+
+The rates are measured one at a time, with the machine to itself (`benchmarks.capacity` takes or measures them). In a
+run they share it, so the times that they give are added up and not laid over each other: a lower bound.
+docs/bandwidth.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from simulator.bandwidth import SYNC_LATENCIES, Plan
+
+FLOAT32_BYTES: Final = 4
+STATE_VECTORS: Final = 3
+"""Theta, outer momentum and downlink residual, read and written by a merge, and held in memory."""
+SPARE_FRAGMENTS: Final = 2
+"""Fragments of float32 that a merge and its publication hold besides the contributions."""
+BASE_INTERVAL_COMMITS: Final = 8
+"""Commits of a fragment from one whole payload on the disk to the next: default of `syncer.base_interval_commits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a syncer's machine does, each measured alone, in bytes per second.
+
+    Attributes:
+        upload: payload of contributions received, all learners together.
+        download: payload of published steps sent, all learners together.
+        merge: bytes read and written by merge and outer step, as `merge_bytes` counts them.
+        commit: bytes of payload written and synced.
+        memory_bytes: resident memory that it may have; None: not looked at.
+    """
+
+    upload: float
+    download: float
+    merge: float
+    commit: float
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """What fits.
+
+    Attributes:
+        parameter_count: the largest N.
+        limit: what stands in the way of more, in words.
+        seconds_per_parameter: by part of a sync, for one parameter and all learners.
+    """
+
+    parameter_count: float
+    limit: str
+    seconds_per_parameter: Mapping[str, float]
+
+
+def merge_bytes(plan: Plan) -> float:
+    """Bytes read and written per parameter by merge and outer step.
+
+    M contributions and the state are read; the state, the merged delta and the payload for downloads are written.
+    """
+    contributions = plan.learner_count * plan.upload_bits / 8
+    state = STATE_VECTORS * FLOAT32_BYTES
+    return contributions + 2 * state + FLOAT32_BYTES + plan.download_bits / 8
+
+
+def commit_bytes() -> float:
+    """Bytes per parameter that a commit writes on average: a base of three vectors, else the merged delta."""
+    base = STATE_VECTORS * FLOAT32_BYTES
+    return (base + (BASE_INTERVAL_COMMITS - 1) * FLOAT32_BYTES) / BASE_INTERVAL_COMMITS
+
+
+def sustained(plan: Plan, rates: Rates) -> Sustained:
+    """The largest model that one syncer sustains for the learners and the schedule of a plan; its own N is not read.
+
+    Two things must hold. Throughput: within an interval (H steps) every fragment is received from, merged for and sent
+    to all learners, and committed. Overlap: one fragment goes through all of that within tau steps, less quorum and
+    latencies. Where memory is given: state, contributions in flight and spare fragments fit it.
+
+    Args:
+        plan: M, P, H, tau, the step, the encodings, latency and quorum; `merge_seconds` is not read.
+        rates: of the machine.
+    """
+    count = plan.learner_count
+    parts = {
+        "the wire (upload)": count * plan.upload_bits / 8 / rates.upload,
+        "the wire (download)": count * plan.download_bits / 8 / rates.download,
+        "the merge": merge_bytes(plan) / rates.merge,
+        "the commit": commit_bytes() / rates.commit,
+    }
+    seconds = sum(parts.values())
+    largest = max(parts, key=lambda name: parts[name])
+    window = plan.overlap_steps * plan.step_seconds - plan.quorum_seconds - SYNC_LATENCIES * plan.latency_seconds
+    overlap = f"the overlap of {plan.overlap_steps} steps is the limit, most of it for {largest}"
+    limits = {
+        f"{largest} is the limit": plan.interval_seconds / seconds,
+        overlap: max(0.0, window) * plan.fragment_count / seconds,
+    }
+    if rates.memory_bytes is not None:
+        limits["memory is the limit"] = rates.memory_bytes / resident_bytes(plan)
+    limit = min(limits, key=lambda name: limits[name])
+    return Sustained(limits[limit], limit, parts)
+
+
+def resident_bytes(plan: Plan) -> float:
+    """Memory of a syncer per parameter of the model.
+
+    The state, the contributions of the rounds in flight, and `SPARE_FRAGMENTS` of float32.
+    """
+    in_flight = min(plan.fragment_count, 1 + math.ceil(plan.overlap_steps * plan.fragment_count / plan.interval_steps))
+    contributions = in_flight * plan.learner_count * plan.upload_bits / 8
+    spare = SPARE_FRAGMENTS * FLOAT32_BYTES
+    return STATE_VECTORS * FLOAT32_BYTES + (contributions + spare) / plan.fragment_count
+
+
+# --- where rates come from ---
+
+RATE_OPTIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "--upload-gbytes-per-second": ("upload", "GB/s of contributions that the syncer receives, all learners together"),
+    "--download-gbytes-per-second": ("download", "GB/s of published steps that it sends, all learners together"),
+    "--merge-gbytes-per-second": ("merge", "GB/s read and written by merge and outer step"),
+    "--commit-gbytes-per-second": ("commit", "GB/s of payload written and synced"),
+}
+"""Options that give a rate: the field of `Rates`, and what it is."""
+
+RATE_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
+    field: ("capacity", f"rate of the {field}") for field in ("upload", "download", "merge", "commit")
+}
+"""Figures of the benchmark suite that give a rate in GB/s: section and name of the figure, by field of `Rates`."""
+
+
+class ResultsError(ValueError):
+    """The file of results cannot be used."""
+
+
+def known_rates(given: Mapping[str, float | None], results: Path) -> Rates | None:
+    """Rates as given, else from the results of the benchmark suite; None where one is in neither.
+
+    Args:
+        given: GB/s by field of `Rates`.
+        results: what `python -m benchmarks` has written, if it is there.
+
+    Raises:
+        ResultsError: the file is there, and is no such thing.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) < len(given) and results.is_file():
+        found = {**figures_of(results), **found}
+    if any(name not in found for name in given):
+        return None
+    return Rates(**{name: value * 1e9 for name, value in found.items()})
+
+
+def figures_of(results: Path) -> dict[str, float]:
+    """The figures of `RATE_FIGURES` that a file of results holds, in GB/s.
+
+    Raises:
+        ResultsError: it holds no results.
+    """
+    try:
+        sections = json.loads(results.read_text(encoding="utf-8"))["sections"]
+        values = {
+            (section["name"], figure["name"]): float(figure["value"])
+            for section in sections
+            for figure in section["figures"]
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"--results {results}: no results of `python -m benchmarks`: {error!r}") from error
+    return {field: values[place] for field, place in RATE_FIGURES.items() if place in values}
