@@ -27,20 +27,20 @@ from decoupled_diloco.runtime.config_layers import Layer, Setting, table_layer
 from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import default_logs, get_logger
 from decoupled_diloco.runtime.ports import Address, parse_address
-from decoupled_diloco.runtime.process_settings import CallerTlsSettings
 from decoupled_diloco.runtime.tls import channel_credentials
 from learner_service.activity import ActivityAccount
 from learner_service.checked_workload import CheckedWorkload
-from learner_service.config import LearnerDocument
+from learner_service.config import LearnerDocument, ParticipantSettings
 from learner_service.handover import Handover
 from learner_service.inner_loop import InnerLoop, WarmUp
 from learner_service.jax_setup import set_up_jax
 from learner_service.journal import Journal
 from learner_service.metrics import LearnerMetrics, served
-from learner_service.network_plan import NetworkPlan, peer_plan_of
+from learner_service.network_plan import NetworkPlan, limits_of, peer_plan_of
 from learner_service.session import LearnerStoppedError, Session, SessionParts
 from learner_service.step import InnerStep
 from learner_service.syncer_client import JoinRequest
+from learner_service.transfer_rates import upload_doubt
 from learner_service.workload import Workload, WorkloadContext, default_merge_rule, load_workload
 
 log = get_logger(__name__)
@@ -76,13 +76,13 @@ def workload_of(document: RunConfig, cache_path: Path, options: Mapping[str, obj
     return CheckedWorkload(load_workload(document.workload.factory, context), document.workload.factory)
 
 
-def opener_of(settings: CallerTlsSettings, section: str) -> Callable[[Address], Channels]:
+def opener_of(settings: ParticipantSettings, section: str) -> Callable[[Address], Channels]:
     """How a participant opens its connections."""
     files = settings.tls_files(section)
 
     def opened(address: Address) -> Channels:
         credentials: grpc.ChannelCredentials | None = channel_credentials(files) if files is not None else None
-        return open_channels(address, credentials, settings.tls_server_name)
+        return open_channels(address, credentials, settings.tls_server_name, settings.bulk_connections)
 
     if files is not None:
         files.check()
@@ -147,6 +147,9 @@ def build_session(
     tree, fragmentation = cut(params, merge_rule, document.fragments.count)
     device = DeviceFragments(tree, fragmentation, params)
     join = join_request_of(document, settings.learner_id, Role.LEARNER, tree, fingerprint)
+    if doubt := upload_doubt(settings, join.policy, fragmentation.sizes):
+        log.warning("settings_doubtful", reason=doubt)
+    limits = limits_of(settings)
     network = NetworkPlan(
         addresses=tuple(parse_address(text) for text in settings.syncer),
         open_channels=opener_of(settings, "learner"),
@@ -155,7 +158,8 @@ def build_session(
         device=device,
         max_detached_seconds=document.inner.max_detached_seconds,
         drain_seconds=settings.drain_seconds,
-        peers=peer_plan_of(settings),
+        limits=limits,
+        peers=peer_plan_of(settings, limits),
     )
     journal = Journal(settings.journal, settings.learner_id, clock)
     account = ActivityAccount(Activity.STARTUP, started_at)

@@ -19,11 +19,13 @@ from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.core.ids import Fate, Version
 from decoupled_diloco.core.policy import Deadlines
+from decoupled_diloco.runtime.channel import BulkChannel
+from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire.codec import contribution_header_to_wire, version_from_wire, version_to_wire
 from decoupled_diloco.wire.enums import encoding_from_wire, encoding_to_wire, fate_from_wire
 from decoupled_diloco.wire.methods import SyncerStub
-from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink, payload_messages
+from decoupled_diloco.wire.stream import CHUNK_BYTES, ChunkPart, CorruptPayloadError, PayloadSink, payload_messages
 from learner_service.syncer_client import END, Idle, end_of, step_of
 
 Moved = Callable[[int], None]
@@ -71,28 +73,31 @@ class Receipt:
 
 
 class BulkClient:
-    """One incarnation's transfers over the bulk connection.
+    """One incarnation's transfers over the bulk connections.
 
     Args:
-        channel: closed by its owner.
+        channel: one connection or several; closed by its owner.
         participant_id: the caller's id.
         incarnation: its incarnation.
         schema_digest: digest of its schema.
         deadlines: the one table.
+        limits: how fast bytes may move; None: as fast as they can.
     """
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        channel: BulkChannel,
         participant_id: str,
         incarnation: int,
         schema_digest: str,
         deadlines: Deadlines,
+        limits: TransferLimits | None = None,
     ) -> None:
         self._stub = SyncerStub(channel)
         self._participant_id = participant_id
         self._incarnation = incarnation
         self._schema_digest = schema_digest
+        self._limits = limits or TransferLimits()
         # The other end may take as long for an answer as for a unary call; nobody waits less than it does.
         self._idle_seconds = max(deadlines.upload_idle_seconds, deadlines.rpc_seconds)
 
@@ -121,7 +126,7 @@ class BulkClient:
             message = contribution_header_to_wire(header, encoding, self._schema_digest, resume)
             await step_of(call, call.write(spb.UploadContributionRequest(header=message)), idle)
             if not resume:
-                sender = asyncio.create_task(_send(call, payload, 0, idle, moved))
+                sender = asyncio.create_task(_send(call, payload, 0, idle, moved, self._limits.upload))
             while True:
                 answer = await step_of(call, call.read(), idle)
                 if answer is END:
@@ -131,7 +136,7 @@ class BulkClient:
                     return fate_from_wire(answer.fate)
                 if sender is None:
                     offset = min(max(answer.wanted_offset, 0), len(payload))
-                    sender = asyncio.create_task(_send(call, payload, offset, idle, moved))
+                    sender = asyncio.create_task(_send(call, payload, offset, idle, moved, self._limits.upload))
         finally:
             if sender is not None:
                 sender.cancel()
@@ -152,7 +157,7 @@ class BulkClient:
         sender: asyncio.Task[None] | None = None
         try:
             await step_of(call, call.write(spb.UploadInitialFragmentRequest(header=header)), idle)
-            sender = asyncio.create_task(_send(call, payload, 0, idle, moved))
+            sender = asyncio.create_task(_send(call, payload, 0, idle, moved, self._limits.upload))
             await step_of(call, call, idle)
         finally:
             if sender is not None:
@@ -209,6 +214,8 @@ class BulkClient:
                     raise CorruptPayloadError("a chunk came before the header")
                 receipt.sink.write(part)
                 moved(len(part.data))
+                await self._limits.download.passed(len(part.data))
+                idle.moved()
             elif part.WhichOneof("part") == "header":
                 base = version_from_wire(part.header.delta_base) if part.header.HasField("delta_base") else None
                 encoding = encoding_from_wire(part.header.encoding)
@@ -226,10 +233,11 @@ async def _let_end(call: Any, idle: Idle) -> None:
         await step_of(call, call.read(), idle)
 
 
-async def _send(call: Any, payload: memoryview, offset: int, idle: Idle, moved: Moved) -> None:
+async def _send(call: Any, payload: memoryview, offset: int, idle: Idle, moved: Moved, limit: RateLimit) -> None:
     """Writes the chunks from an offset on, then the trailer; ends quietly if the other end has answered already."""
     try:
-        for message in payload_messages(payload, offset):
+        for message in payload_messages(payload, offset, limit.piece_bytes(CHUNK_BYTES)):
+            await limit.passed(len(message))
             await call.write(message)
             idle.moved()
             moved(len(message))

@@ -27,13 +27,22 @@ def learner_id_from_hostname(hostname: str) -> str:
     return text or "learner"
 
 
-class _ParticipantSettings(CallerTlsSettings, LogSettings):
+class ParticipantSettings(CallerTlsSettings, LogSettings):
     """What the learner and the evaluator share."""
 
     syncer: AddressList = Field(
         default=("127.0.0.1:50051",),
         min_length=1,
         description="Where the syncer listens; several addresses are tried in turn.",
+    )
+    bulk_connections: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Connections to the syncer that fragments are spread over; several are faster over long distances.",
+    )
+    download_bytes_per_second_max: int = Field(
+        default=0, ge=0, description="All downloads of this process together move at most this much; 0: no limit."
     )
     cache_dir: FilePath = Field(
         default=Path("~/.cache/decoupled-diloco"),
@@ -72,12 +81,15 @@ class _ParticipantSettings(CallerTlsSettings, LogSettings):
         return self.dial_findings("syncer", self.syncer)
 
 
-class LearnerSettings(_ParticipantSettings):
+class LearnerSettings(ParticipantSettings):
     """Settings of one learner process."""
 
     learner_id: Name = Field(
         default_factory=lambda: learner_id_from_hostname(socket.gethostname()),
         description="Stable id of this learner; a second process with the same id replaces the first.",
+    )
+    upload_bytes_per_second_max: int = Field(
+        default=0, ge=0, description="All uploads of this process together move at most this much; 0: no limit."
     )
     step_seconds_min: float = Field(
         default=0.0, ge=0, description="Pads every step to this duration, for experiments; 0: no padding."
@@ -133,7 +145,7 @@ class LearnerSettings(_ParticipantSettings):
                 yield Finding(("peer_listen",), problem)
 
 
-class EvaluatorSettings(_ParticipantSettings):
+class EvaluatorSettings(ParticipantSettings):
     """Settings of one evaluator process."""
 
     evaluator_id: Name = Field(default="evaluator", description="Stable id of this evaluator.")
@@ -154,11 +166,27 @@ class LearnerDocument(RunConfig):
 
     learner: LearnerSettings = Field(default_factory=lambda: LearnerSettings())
 
+    def findings(self) -> Iterable[Finding]:
+        """Those of the run file, and rate limits that its deadlines leave no time for."""
+        yield from super().findings()
+        if self.learner.upload_bytes_per_second_max or self.learner.download_bytes_per_second_max:
+            from learner_service.transfer_rates import learner_findings  # only now: it brings JAX
+
+            yield from learner_findings(self, self.learner)
+
 
 class EvaluatorDocument(RunConfig):
     """The run file with the evaluator's own section."""
 
     evaluator: EvaluatorSettings = EvaluatorSettings()
+
+    def findings(self) -> Iterable[Finding]:
+        """Those of the run file, and a rate limit that its deadlines leave no time for."""
+        yield from super().findings()
+        if self.evaluator.download_bytes_per_second_max:
+            from learner_service.transfer_rates import evaluator_findings  # only now: it brings JAX
+
+            yield from evaluator_findings(self, self.evaluator)
 
 
 LEARNER_PROGRAM = Program(

@@ -392,4 +392,5 @@ class LearnerDriver:
             self.joined.incarnation,
             join.schema.digest,
             self.joined.policy.deadlines,
+            self._plan.limits,
         )

@@ -13,6 +13,7 @@ from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.fragments import Fragmentation
 from decoupled_diloco.runtime.channel import Channels, open_channel
 from decoupled_diloco.runtime.ports import Address, parse_address
+from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits
 from decoupled_diloco.runtime.tls import TlsFiles, channel_credentials, server_credentials
 from learner_service.config import LearnerSettings
 from learner_service.optimizer_snapshot import snapshot_path
@@ -31,6 +32,7 @@ class PeerPlan:
         recovery_seconds_max: peers have this long in all; 0: they are not asked.
         snapshot_path: the file that the optimizer's state is kept in; None: none.
         snapshot_seconds: time between two snapshots.
+        limits: shared with the transfers to and from the syncer.
     """
 
     listen: Address | None
@@ -40,6 +42,7 @@ class PeerPlan:
     recovery_seconds_max: float
     snapshot_path: Path | None
     snapshot_seconds: float
+    limits: TransferLimits
 
     @property
     def serves(self) -> bool:
@@ -59,6 +62,7 @@ class NetworkPlan:
         device: where versions are staged.
         max_detached_seconds: the learner pauses after this long without the syncer; 0: never.
         drain_seconds: a learner that was told to leave does so after this long at the latest.
+        limits: how fast bytes may move.
         peers: how learners help each other.
     """
 
@@ -69,11 +73,19 @@ class NetworkPlan:
     device: DeviceFragments
     max_detached_seconds: float
     drain_seconds: float
+    limits: TransferLimits
     peers: PeerPlan
 
 
-def peer_plan_of(settings: LearnerSettings) -> PeerPlan:
-    """How a learner with these settings helps others and is helped.
+def limits_of(settings: LearnerSettings) -> TransferLimits:
+    """The rate limits of a learner with these settings, to be shared by all that it moves."""
+    return TransferLimits(
+        RateLimit(settings.upload_bytes_per_second_max), RateLimit(settings.download_bytes_per_second_max)
+    )
+
+
+def peer_plan_of(settings: LearnerSettings, limits: TransferLimits) -> PeerPlan:
+    """How a learner with these settings helps others and is helped, within its rate limits.
 
     Raises:
         ConfigError: the TLS files cannot be used.
@@ -99,4 +111,5 @@ def peer_plan_of(settings: LearnerSettings) -> PeerPlan:
         recovery_seconds_max=settings.peer_recovery_seconds,
         snapshot_path=snapshot_path(folder, settings.learner_id) if folder is not None else None,
         snapshot_seconds=settings.snapshot_seconds,
+        limits=limits,
     )

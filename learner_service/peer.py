@@ -15,12 +15,13 @@ from decoupled_diloco.core.errors import PeerError, Reason, Recourse
 from decoupled_diloco.runtime.channel import SERVER_OPTIONS, add_port
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.runtime.ports import Address
+from decoupled_diloco.runtime.rate_limit import RateLimit
 from decoupled_diloco.v1 import peer_pb2 as ppb
 from decoupled_diloco.v1.peer_pb2_grpc import PeerServiceServicer
 from decoupled_diloco.wire import status
 from decoupled_diloco.wire.methods import add_peer_service
 from decoupled_diloco.wire.peer import PartRequest, part_header_to_wire, part_request_from_wire
-from decoupled_diloco.wire.stream import payload_messages
+from decoupled_diloco.wire.stream import CHUNK_BYTES, payload_messages
 from learner_service.optimizer_copies import OptimizerCopies
 from learner_service.peer_copies import KeptCopies, KeptCopy
 
@@ -49,15 +50,22 @@ class PeerServicer(PeerServiceServicer):
         copies: made at step boundaries.
         kept: those in host memory.
         sent: told about payload bytes.
+        limit: how fast they may leave.
     """
 
     def __init__(
-        self, identity: DonorIdentity, copies: OptimizerCopies, kept: KeptCopies, sent: Callable[[int], None]
+        self,
+        identity: DonorIdentity,
+        copies: OptimizerCopies,
+        kept: KeptCopies,
+        sent: Callable[[int], None],
+        limit: RateLimit,
     ) -> None:
         self._identity = identity
         self._copies = copies
         self._kept = kept
         self._sent = sent
+        self._limit = limit
         self._request_count = 0
 
     async def DownloadOptimizerState(  # noqa: N802
@@ -111,7 +119,8 @@ class PeerServicer(PeerServiceServicer):
         if offset > copy.payload.size:
             raise PeerError(Reason.INVALID_FIELD, f"offset = {offset}: must be 0 to {copy.payload.size}")
         await _write(context, part_header_to_wire(copy.part, copy.header))
-        for message in payload_messages(copy.payload.data, offset):
+        for message in payload_messages(copy.payload.data, offset, self._limit.piece_bytes(CHUNK_BYTES)):
+            await self._limit.passed(len(message))
             await _write(context, message)
             self._sent(len(message))
         log.debug(

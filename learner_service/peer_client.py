@@ -9,6 +9,7 @@ import grpc.aio
 import numpy as np
 
 from decoupled_diloco.arrays.optimizer_fragments import Payload
+from decoupled_diloco.runtime.rate_limit import RateLimit
 from decoupled_diloco.wire.methods import PeerStub
 from decoupled_diloco.wire.peer import CopyName, PartHeader, PartRequest, part_header_from_wire, part_request_to_wire
 from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink
@@ -73,10 +74,12 @@ class PeerClient:
 
     Args:
         channel: closed by its owner.
+        limit: how fast bytes may arrive; None: as fast as they come.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, limit: RateLimit | None = None) -> None:
         self._stub = PeerStub(channel)
+        self._limit = limit or RateLimit()
 
     async def download(self, request: PartRequest, receipt: PartReceipt, moved: Callable[[int], None]) -> None:
         """Receives a part into `receipt`, from where it stands to the end.
@@ -104,12 +107,13 @@ class PeerClient:
             part = await step_of(call, call.read(), idle)
             if part is END:
                 raise await end_of(call)
-            idle = Idle(CHUNK_SECONDS_MAX)
             if isinstance(part, ChunkPart):
                 receipt.write(part)
                 moved(len(part.data))
+                await self._limit.passed(len(part.data))
             elif part.WhichOneof("part") == "header":
                 receipt.open(part_header_from_wire(part.header))
             else:
                 receipt.finish(part.trailer.digest)
                 return
+            idle = Idle(CHUNK_SECONDS_MAX)

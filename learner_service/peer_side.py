@@ -96,7 +96,8 @@ class PeerSide:
         if self._plan.listen is None:
             return ""
         identity = DonorIdentity(self._learner, lambda: self.run_id, self._schema_digest)
-        servicer = PeerServicer(identity, self._copies, self._kept, self._metrics.optimizer_served_bytes.inc)
+        sent = self._metrics.optimizer_served_bytes.inc
+        servicer = PeerServicer(identity, self._copies, self._kept, sent, self._plan.limits.upload)
         self._server, taken = await start_peer_server(
             self._plan.listen, self._plan.credentials, "learner.peer_listen", servicer
         )
@@ -152,7 +153,7 @@ class PeerSide:
 
         def client_of(address: str) -> PeerClient:
             channels.append(self._plan.dial(address))
-            return PeerClient(channels[-1])
+            return PeerClient(channels[-1], self._plan.limits.download)
 
         wanted = Wanted(self._learner, self.run_id, self._schema_digest, order.fragments, order.versions, peers)
         try:

@@ -22,6 +22,7 @@ from decoupled_diloco.runtime.config import ConfigError
 from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.runtime.ports import parse_address
+from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits
 from decoupled_diloco.runtime.telemetry import Telemetry
 from learner_service.app import OPERATOR_REASONS, cut, join_request_of, opener_of, workload_of
 from learner_service.config import EvaluatorDocument
@@ -178,7 +179,8 @@ async def serve(document: EvaluatorDocument, stop: StopRequest) -> int:
     join = join_request_of(document, settings.evaluator_id, Role.OBSERVER, evaluation.tree, workload.fingerprint())
     metrics = EvaluatorMetrics(software_version())
     transfer = ThreadPoolExecutor(1, thread_name_prefix="transfer")
-    follower = Follower(join, evaluation.fragmentation, lambda: connection.channels, transfer)
+    limits = TransferLimits(download=RateLimit(settings.download_bytes_per_second_max))
+    follower = Follower(join, evaluation.fragmentation, lambda: connection.channels, transfer, limits)
     connection = Connection(
         [parse_address(text) for text in settings.syncer],
         opener_of(settings, "evaluator"),

@@ -19,6 +19,7 @@ from decoupled_diloco.core.ids import Activity, Version
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.channel import Channels
 from decoupled_diloco.runtime.logs import get_logger
+from decoupled_diloco.runtime.rate_limit import TransferLimits
 from decoupled_diloco.wire.control import Report
 from learner_service.bulk_client import BulkClient
 from learner_service.downloader import Downloader, Held, VersionGoneError
@@ -50,6 +51,7 @@ class Follower:
         fragmentation: of the run's schema.
         channels: the present connections.
         executor: for what takes CPU time.
+        limits: how fast bytes may move.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Follower:
         fragmentation: Fragmentation,
         channels: Callable[[], Channels | None],
         executor: Executor,
+        limits: TransferLimits,
     ) -> None:
         self._join = join
         self._fragmentation = fragmentation
         self._channels = channels
         self._executor = executor
+        self._limits = limits
         self._wanted: dict[int, lev.Published] = {}
         self._held: dict[int, Held] = {}
         self._steps: dict[int, int] = {}
@@ -236,6 +240,7 @@ class Follower:
             self.joined.incarnation,
             self._join.schema.digest,
             self.joined.policy.deadlines,
+            self._limits,
         )
 
     def _count(self, count: int) -> None:
