@@ -98,6 +98,14 @@ class Transfers:
         """The round has ended."""
         self._cancel(("upload", round_number))
 
+    def round_closed(self, round_number: int, fragment: int, is_merged: bool) -> None:
+        """The syncer says what became of a round; `is_merged`: it was committed with this learner in it."""
+        self._uploader.round_closed(round_number, fragment, is_merged)
+
+    def forget_errors(self) -> None:
+        """This learner recovers: no contribution makes up for what encodings dropped of earlier ones."""
+        self._uploader.forget_errors()
+
     def download(self, action: Download) -> None:
         """Starts a download."""
         self._start(("download", action.fragment), self._download(action))

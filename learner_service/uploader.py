@@ -19,6 +19,7 @@ from decoupled_diloco.core.ids import Fate
 from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.channel import Backoff
 from learner_service.bulk_client import BulkClient, Moved
+from learner_service.error_feedback import ErrorFeedback, dropped_by
 from learner_service.handover import UploadJob
 
 
@@ -28,11 +29,19 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends, and how the run wants it written."""
+    """Who sends, and how the run wants it written.
+
+    Attributes:
+        learner: the learner's id.
+        incarnation: of this start.
+        encoding: of contributions.
+        feeds_errors_back: whether what the encoding drops of a contribution is sent with the next one.
+    """
 
     learner: str
     incarnation: int
     encoding: str
+    feeds_errors_back: bool = False
 
 
 class Uploader:
@@ -62,6 +71,8 @@ class Uploader:
         self._moved = moved
         self._source = source
         self._log = logger
+        drops = sender.feeds_errors_back and not encoding_named(sender.encoding).is_exact
+        self._feedback = ErrorFeedback() if drops else None
 
     async def contribute(self, job: UploadJob) -> Fate:
         """Sends one contribution until the syncer has given its terminal answer; cancelled when the round ends.
@@ -69,9 +80,8 @@ class Uploader:
         Raises:
             NotFiniteError: NaN, Inf, or a norm beyond what may be merged; nothing was sent.
         """
-        loop = asyncio.get_running_loop()
         encoding = self._sender.encoding
-        payload = await loop.run_in_executor(self._executor, encoded_delta, job, encoding)
+        payload = await self._payload(job, encoding)
         header = self._header(job, len(payload))
         backoff = Backoff(self._source)
         resume = False
@@ -91,6 +101,16 @@ class Uploader:
             tell("upload_broken", round=job.round, fragment=header.fragment, reason=reason)
             await asyncio.sleep(backoff.next_seconds(wait))
 
+    def round_closed(self, round_number: int, fragment: int, is_merged: bool) -> None:
+        """A round has ended; `is_merged`: it was committed with a contribution of this learner."""
+        if self._feedback is not None:
+            self._feedback.settle(round_number, fragment, is_merged)
+
+    def forget_errors(self) -> None:
+        """The parameters are taken anew from the run: what was dropped of their steps is worth nothing."""
+        if self._feedback is not None:
+            self._feedback.forget()
+
     async def send_initial(self, fragment: int, values: FloatVector) -> bool:
         """Sends one fragment of the initial parameters; False if the syncer does not want them (any more)."""
         backoff = Backoff(self._source)
@@ -108,6 +128,15 @@ class Uploader:
             tell = self._log.info if backoff.attempt_count == 0 else self._log.debug
             tell("initial_upload_broken", fragment=fragment, reason=reason)
             await asyncio.sleep(backoff.next_seconds(wait))
+
+    async def _payload(self, job: UploadJob, encoding: str) -> memoryview:
+        loop, fragment, feedback = asyncio.get_running_loop(), job.slot.copy.fragment, self._feedback
+        if feedback is None:
+            return await loop.run_in_executor(self._executor, encoded_delta, job, encoding)
+        carried = feedback.carried(job.round, fragment)
+        payload, dropped = await loop.run_in_executor(self._executor, compensated_delta, job, encoding, carried)
+        feedback.sent(job.round, fragment, dropped)
+        return payload
 
     def _header(self, job: UploadJob, payload_bytes: int) -> ev.ContributionHeader:
         copy = job.slot.copy
@@ -132,9 +161,36 @@ def encoded_delta(job: UploadJob, encoding: str) -> memoryview:
     Raises:
         NotFiniteError: by the rule that the syncer examines contributions with.
     """
+    return _checked_payload(_delta(job, None), encoding)
+
+
+def compensated_delta(job: UploadJob, encoding: str, carried: FloatVector | None) -> tuple[memoryview, FloatVector]:
+    """The same with error feedback: the delta and `carried` as they go on the wire, and what the encoding dropped.
+
+    Args:
+        job: what to send.
+        encoding: how to write it.
+        carried: what encodings dropped of earlier contributions to this fragment; None: nothing. Only read.
+
+    Raises:
+        NotFiniteError: as for `encoded_delta`.
+    """
+    delta = _delta(job, carried)
+    payload = _checked_payload(delta, encoding)
+    return payload, dropped_by(encoding, payload, delta)
+
+
+def _delta(job: UploadJob, carried: FloatVector | None) -> FloatVector:
     delta = job.slot.arrays().to_host()
-    with np.errstate(all="ignore"):  # what is not finite is found below
+    with np.errstate(all="ignore"):  # what is not finite is found in the payload
         np.subtract(delta, job.base, out=delta)
+        if carried is not None:
+            delta += carried
+    return delta
+
+
+def _checked_payload(delta: FloatVector, encoding: str) -> memoryview:
+    with np.errstate(all="ignore"):
         payload = encoding_named(encoding).encode(delta)
     problem = examine(Encoded(payload, encoding, delta.size)).problem
     if problem is not None:

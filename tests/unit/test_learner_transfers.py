@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.arrays.encoding import encoding_named
+from decoupled_diloco.arrays.encoding import Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.outer import apply_delta
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Fate, Version
@@ -157,15 +157,17 @@ class Sink:
         return answer
 
 
-def job_of(values: Any) -> UploadJob:
+def job_of(values: Any, round_number: int = 3) -> UploadJob:
     slot = CopySlot(Copy(0, FIRST, 5, 50, 2, 20, 7))
     slot.fill(cast(Any, SimpleNamespace(to_host=lambda: np.array(values, np.float32))))
-    return UploadJob(3, slot, np.ones(3, np.float32), 1)
+    return UploadJob(round_number, slot, np.ones(3, np.float32), 1)
 
 
-def uploader(sink: Sink, executor: ThreadPoolExecutor, encoding: str = "float32") -> Uploader:
+def uploader(
+    sink: Sink, executor: ThreadPoolExecutor, encoding: str = "float32", feeds_errors_back: bool = False
+) -> Uploader:
     client = cast(BulkClient, sink)
-    sender = Sender("a", 1, encoding)
+    sender = Sender("a", 1, encoding, feeds_errors_back)
     return Uploader(lambda: client, sender, executor, lambda _: None, random.Random(1), get_logger("test"))
 
 
@@ -189,3 +191,51 @@ async def test_what_is_not_finite_is_never_sent(executor: ThreadPoolExecutor, va
     with pytest.raises(NotFiniteError):
         await uploader(sink, executor, "bf16").contribute(job_of(values))
     assert sink.payloads == []
+
+
+async def sums_sent(uploads: Uploader, sink: Sink, rounds: range) -> FloatVector:
+    """What the syncer reads in all of equal deltas, of which int4 says nothing of the second value."""
+    for number in rounds:
+        assert await uploads.contribute(job_of([8, 1.25, 1], number)) is Fate.ACCEPTED
+        uploads.round_closed(number, 0, is_merged=True)
+    read = [Encoded(payload, "int4", 3).decode() for payload in sink.payloads]
+    return np.sum(read, axis=0)
+
+
+async def test_what_an_encoding_drops_is_sent_later_if_that_is_wanted(executor: ThreadPoolExecutor) -> None:
+    rounds = range(1, 9)
+    sums = {}
+    for feeds_errors_back in (False, True):
+        sink = Sink(*[Fate.ACCEPTED] * len(rounds))
+        uploads = uploader(sink, executor, "int4", feeds_errors_back)
+        sums[feeds_errors_back] = list(await sums_sent(uploads, sink, rounds))
+    # 7 over 7 is 1: codes are the values, 0.25 is dropped, and four times that make 1.
+    assert sums == {False: [56.0, 0.0, 0.0], True: [56.0, 2.0, 0.0]}
+
+
+@pytest.mark.parametrize("case", ["not merged", "recovery"])
+async def test_what_is_not_to_be_made_up_for_is_not_sent_later(executor: ThreadPoolExecutor, case: str) -> None:
+    sink = Sink(*[Fate.ACCEPTED] * 8)
+    uploads = uploader(sink, executor, "int4", feeds_errors_back=True)
+    for number in range(1, 9):
+        assert await uploads.contribute(job_of([8, 1.25, 1], number)) is Fate.ACCEPTED
+        uploads.round_closed(number, 0, is_merged=case != "not merged")
+        if case == "recovery":
+            uploads.forget_errors()
+    assert {bytes(payload) for payload in sink.payloads} == {sink.payloads[0]}
+
+
+async def test_an_upload_that_is_repeated_sends_the_same_bytes(executor: ThreadPoolExecutor) -> None:
+    sink = Sink(Fate.ACCEPTED, UnreachableError("UNAVAILABLE", "gone"), Fate.ACCEPTED)
+    uploads = uploader(sink, executor, "int4", feeds_errors_back=True)
+    await sums_sent(uploads, sink, range(1, 3))
+    assert sink.payloads[1] == sink.payloads[2]
+
+
+async def test_an_exact_encoding_drops_nothing(executor: ThreadPoolExecutor) -> None:
+    sink = Sink(*[Fate.ACCEPTED] * 2)
+    uploads = uploader(sink, executor, "float32", feeds_errors_back=True)
+    for number in (1, 2):
+        await uploads.contribute(job_of([2, 3, 4], number))
+        uploads.round_closed(number, 0, is_merged=True)
+    assert [list(np.frombuffer(payload, np.float32)) for payload in sink.payloads] == [[1, 2, 3]] * 2
