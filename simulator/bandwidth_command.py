@@ -76,9 +76,8 @@ def run(options: argparse.Namespace, refuse: Callable[[str], Any]) -> int:
 
 def problem_of(options: argparse.Namespace) -> str | None:
     """The first option with a value that cannot be planned with, and what would be right; None: all can."""
-    positive = ("params", "learners", "fragments", "interval", "step_seconds", "link_gbit", "syncer_link_gbit")
-    positive += tuple(_field_of(option) for option in RATE_OPTIONS)
-    for name in positive:
+    own = ("params", "learners", "fragments", "interval", "step_seconds", "link_gbit", "syncer_link_gbit")
+    for name in (*own, *map(_field_of, RATE_OPTIONS)):
         value = getattr(options, name)
         if value is not None and value <= 0:
             return f"{_option_of(name)} {value:g}: must be above 0"
