@@ -11,6 +11,7 @@ LOCK_COMMAND := $(BIN)/uv pip compile pyproject.toml --quiet --universal --pytho
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export JAX_PLATFORMS ?= cpu
 MAKEFLAGS += --no-print-directory
+comma := ,
 .DEFAULT_GOAL := help
 .SUFFIXES:
 
@@ -94,12 +95,33 @@ format: $(VENV)/.stamp ## ruff's fixes and formatting
 
 # --- benchmarks -------------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-quick
-bench: $(VENV)/.stamp ## every benchmark, 15 minutes: make bench ONLY=start,durability (docs/benchmarks.md)
-	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
+.PHONY: bench bench-quick bench-env bench-env-flower bench-env-hivemind bench-env-nvflare
+bench: $(VENV)/.stamp ## every benchmark, 15 minutes: make bench ONLY=wire,peers PEERS=flower (docs/benchmarks.md)
+	@$(MAKE) bench-env $(foreach peer,$(subst $(comma), ,$(PEERS)),bench-env-$(peer)) \
+		|| echo "what could not be set up is left out of the comparison"
+	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(PEERS),--peers $(PEERS))
 
 bench-quick: $(VENV)/.stamp ## a first look in two minutes, in figures of little weight
 	@$(BIN)/python -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
+
+# Environments of the peers: one for gloo and torchft, one each for those whose pins clash.
+bench-env: .venv-bench/.stamp ## gloo and torchft for the benchmark `peers` (1.2 GB); bench-env-flower, -hivemind, -nvflare
+bench-env-flower bench-env-hivemind bench-env-nvflare: bench-env-%: .venv-bench-%/.stamp
+
+# uv knows where PyTorch keeps its CPU builds; pip, asked next, takes what the configured index has (CUDA, on Linux).
+define install_peers
+	@echo "setting up $(@D)"
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --torch-backend cpu --requirement $< 2>/dev/null \
+		|| $(@D)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+endef
+
+.venv-bench/.stamp: benchmarks/peers/requirements.txt | $(VENV)/.stamp
+	$(install_peers)
+
+.venv-bench-%/.stamp: benchmarks/peers/requirements-%.txt | $(VENV)/.stamp
+	$(install_peers)
 
 # --- generated files --------------------------------------------------------------------------------------------
 
@@ -118,5 +140,5 @@ lock: $(VENV)/.stamp ## requirements.lock from pyproject.toml, with UPGRADE=1 to
 
 .PHONY: clean
 clean: ## everything that make made, except runs/
-	rm -rf $(VENV) tools/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench* benchmarks/results tools/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -82,6 +82,7 @@ class Member:
 
 
 MEMBERS: Final[tuple[Member, ...]] = (
+    Member("peers", "the same payload by our calls, by limits and by others' transports", seconds_max=900.0),
     Member(
         "start",
         "a killed learner is back: from its start to its first step",

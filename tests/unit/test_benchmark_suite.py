@@ -120,7 +120,7 @@ def test_members_are_chosen_by_name():
     assert [item.name for item in program.chosen("durability", False)] == ["durability"]
     assert "start" not in {item.name for item in program.chosen("", True)}
     assert [item.name for item in program.chosen("start", True)] == ["start"]
-    with pytest.raises(ValueError, match="--only wrie: there is no such benchmark; there are start"):
+    with pytest.raises(ValueError, match="--only wrie: there is no such benchmark; there are peers"):
         program.chosen("wrie,start", False)
 
 

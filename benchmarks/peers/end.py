@@ -1,0 +1,100 @@
+"""One end of a way, in the environment of that way: `python -m benchmarks.peers.end MODULE near|far --bytes N`.
+
+Takes orders as lines of JSON on standard input and answers each on standard output; what libraries print goes to
+standard error. `pairs.py` is the other side of these lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.common import Vector, peak_bytes, resident_bytes
+from decoupled_diloco.runtime.malloc import tune_malloc
+
+
+def answers() -> Callable[[dict[str, Any]], None]:
+    """A function that answers; from now on nothing else reaches standard output."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    return say
+
+
+def used_cpu_seconds() -> float:
+    """Processor time of this process and of the children that it has waited for."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(entry.ru_utime + entry.ru_stime for entry in usage)
+
+
+def be_far(module: Any, byte_count: int, say: Callable[[dict[str, Any]], None]) -> None:
+    """Serves one round trip for each order."""
+    base = resident_bytes(os.getpid())
+    far = module.Far(byte_count // 4)
+    say({"address": far.address})
+    far.connect()
+    say({"ready": True})
+    for _ in sys.stdin:
+        before = used_cpu_seconds()
+        far.serve()
+        sys.stdin.readline()
+        say({"cpu_seconds": used_cpu_seconds() - before, "peak_bytes": peak_bytes(os.getpid()), "base_bytes": base})
+
+
+def be_near(module: Any, byte_count: int, address: str, say: Callable[[dict[str, Any]], None]) -> None:
+    """Makes one round trip for each order; the first one is checked."""
+    base = resident_bytes(os.getpid())
+    payload: Vector = np.random.default_rng(0).standard_normal(byte_count // 4, np.float32)
+    near = module.Near(address, payload.size)
+    say({"ready": True})
+    is_checked = False
+    for _ in sys.stdin:
+        before, started = used_cpu_seconds(), time.perf_counter()
+        returned = near.round_trip(payload)
+        seconds, used = time.perf_counter() - started, used_cpu_seconds() - before
+        trip = {"seconds": seconds, "cpu_seconds": used, "peak_bytes": peak_bytes(os.getpid()), "base_bytes": base}
+        trip |= getattr(near, "measured", {})  # who does other work between the two transfers takes the time itself
+        if not is_checked:
+            check = getattr(near, "check", lambda sent, got: np.array_equal(sent, got))
+            if not check(payload, returned):
+                raise SystemExit("what came back is not what was to come back")
+            is_checked = True
+        say(trip)
+    getattr(near, "close", lambda: None)()
+
+
+def main() -> int:
+    """Runs until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("module", help="below benchmarks.peers")
+    parser.add_argument("role", choices=("near", "far"))
+    parser.add_argument("--bytes", type=int, required=True)
+    parser.add_argument("--address", default="")
+    options = parser.parse_args()
+    say = answers()
+    tune_malloc()
+    module = importlib.import_module(f"benchmarks.peers.{options.module}")
+    if options.role == "far":
+        be_far(module, options.bytes, say)
+    else:
+        be_near(module, options.bytes, options.address, say)
+    # Libraries may keep threads that nobody can end; nothing of this process is needed any more.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
