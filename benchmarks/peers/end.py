@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.common import Vector, peak_bytes, resident_bytes
+from benchmarks.peers.loopback import Vector
+from benchmarks.peers.usage import peak_bytes, resident_bytes
 from decoupled_diloco.runtime.malloc import tune_malloc
 
 

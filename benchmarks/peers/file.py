@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.peers.common import Line, Vector, accept, dial, listen
+from benchmarks.peers.loopback import Line, Vector, accept, dial, listen
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight
 
-from benchmarks.peers.common import LOOPBACK, Vector
+from benchmarks.peers.loopback import LOOPBACK, Vector
 
 BATCH_COUNT = 1 << 20
 """Values in a batch: 4 MiB."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers.common import LOOPBACK, WAIT_SECONDS, Vector
+from benchmarks.peers.loopback import LOOPBACK, WAIT_SECONDS, Vector
 
 TIMEOUT = timedelta(seconds=WAIT_SECONDS)
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

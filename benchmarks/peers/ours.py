@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.peers.common import Vector, cpu_seconds, peak_bytes, resident_bytes
 from benchmarks.peers.end import used_cpu_seconds
+from benchmarks.peers.loopback import Vector
+from benchmarks.peers.usage import cpu_seconds, peak_bytes, resident_bytes
 from benchmarks.rig_learner import RigLearner
 from benchmarks.syncer_rig import SyncerProcess, flat_schema, run_values
 from decoupled_diloco.arrays.digest import vector_digest

@@ -6,7 +6,7 @@ import socket
 
 import numpy as np
 
-from benchmarks.peers.common import Vector, accept, dial, listen
+from benchmarks.peers.loopback import Vector, accept, dial, listen
 
 SEND_BYTES = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torchft.checkpointing import HTTPTransport
 
-from benchmarks.peers.common import WAIT_SECONDS, Line, Vector, accept, dial, listen
+from benchmarks.peers.loopback import WAIT_SECONDS, Line, Vector, accept, dial, listen
 
 TIMEOUT = timedelta(seconds=WAIT_SECONDS)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.process_group import ProcessGroupGloo
 
-from benchmarks.peers.common import LOOPBACK, WAIT_SECONDS, Vector
+from benchmarks.peers.loopback import LOOPBACK, WAIT_SECONDS, Vector
 
 TIMEOUT = timedelta(seconds=WAIT_SECONDS)
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

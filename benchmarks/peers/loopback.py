@@ -1,10 +1,9 @@
-"""What both ends of every way share. It runs in environments that have NumPy and not this project's dependencies."""
+"""What two ends are, and how they find each other. Runs where NumPy is all there is of our dependencies."""
 
 from __future__ import annotations
 
 import json
 import socket
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,29 +81,3 @@ def dial(address: str) -> socket.socket:
     """A connection to host:port."""
     host, port = address.rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=WAIT_SECONDS)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all living threads of a process so far, to the nanosecond."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-        except OSError:
-            continue  # the thread has ended meanwhile
-    return total / 1e9
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process now."""
-    return _status_bytes(pid, "VmRSS")
-
-
-def peak_bytes(pid: int) -> int:
-    """Most resident memory of a process since it began."""
-    return _status_bytes(pid, "VmHWM")
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.split(f"{name}:")[1].split()[0])
