@@ -12,6 +12,7 @@ All links of a proxy share one thread with an event loop. "Up" is from those who
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import socket
 import struct
@@ -49,6 +50,8 @@ class Conditions:
     Attributes:
         latency_seconds: added to every piece, each way.
         bytes_per_second: the link's rate, each way, shared by its connections; 0: unlimited.
+        window_bytes: each connection has at most so much under way in one direction, and hears of an arrival twice the
+            latency after it sent, like TCP; 0: unlimited.
         held: directions in which nothing moves. What is held back goes on when that ends, unless the link was cut.
         is_cut: new connections are accepted and nothing comes of them; those that lived through it end by RST when the
             link heals, as behind a router that has forgotten them.
@@ -58,6 +61,7 @@ class Conditions:
 
     latency_seconds: float = 0.0
     bytes_per_second: float = 0.0
+    window_bytes: int = 0
     held: frozenset[Direction] = frozenset()
     is_cut: bool = False
     flip_every_bytes: int = 0
@@ -239,15 +243,44 @@ class _Pair:
             reading.cancel()
 
     async def _read(self, reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float, bytes]]) -> None:
+        window = _Window()
         while True:
+            room = await window.room(self._link.conditions.window_bytes)
             try:
-                data = await reader.read(READ_BYTES)
+                data = await reader.read(min(READ_BYTES, room))
             except OSError:
                 data = b""
-            due = asyncio.get_running_loop().time() + self._link.conditions.latency_seconds
+            latency = self._link.conditions.latency_seconds
+            due = asyncio.get_running_loop().time() + latency
+            window.sent(len(data), due + latency)
             await pieces.put((due, data))
             if not data:
                 return
+
+
+class _Window:
+    """What one direction of a connection has under way and has not heard of."""
+
+    def __init__(self) -> None:
+        self._unheard: collections.deque[tuple[float, int]] = collections.deque()
+        self._unheard_bytes = 0
+
+    async def room(self, window_bytes: int) -> int:
+        """Waits for room; returns how many bytes may be sent, at least 1."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._unheard and self._unheard[0][0] <= loop.time():
+                self._unheard_bytes -= self._unheard.popleft()[1]
+            if window_bytes <= 0:
+                return READ_BYTES
+            if self._unheard_bytes < window_bytes:
+                return window_bytes - self._unheard_bytes
+            await asyncio.sleep(self._unheard[0][0] - loop.time())
+
+    def sent(self, byte_count: int, heard_at: float) -> None:
+        """Bytes were sent, of whose arrival is heard at an instant."""
+        self._unheard.append((heard_at, byte_count))
+        self._unheard_bytes += byte_count
 
 
 class Proxy:

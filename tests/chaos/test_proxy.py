@@ -122,6 +122,25 @@ def test_latency_does_not_limit_the_rate(client, link):
     assert round_trip(client, b"x" * (1 << 20)) < 2.0  # 16 pieces one after the other would take over 6 s
 
 
+def test_a_window_limits_the_rate_of_each_connection_by_its_own(link):
+    def seconds_of(connection_count: int) -> float:
+        """Each connection moves ten windows one way: nine round trips and a latency at least."""
+        opened = [connected(link) for _ in range(connection_count)]
+        for client in opened:
+            round_trip(client, b"warm")
+        began = time.monotonic()
+        for client in opened:
+            client.sendall(b"x" * 100_000)
+        for client in opened:
+            exactly(client, 100_000)
+            client.close()
+        return time.monotonic() - began
+
+    link.impose(Conditions(latency_seconds=0.02, window_bytes=10_000))
+    assert seconds_of(1) >= 9 * 0.04
+    assert seconds_of(8) < 8 * 9 * 0.04  # side by side; one after the other they would take longer
+
+
 def test_a_throttle_limits_the_rate_of_all_connections_together(client, link):
     link.impose(Conditions(bytes_per_second=100_000))
     with connected(link) as other:
