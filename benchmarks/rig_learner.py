@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 import numpy as np
 
 from benchmarks.syncer_rig import SyncerProcess
-from decoupled_diloco.arrays.encoding import FloatVector, encoding_named
+from decoupled_diloco.arrays.encoding import FloatVector, encoding_named, float32_elements
 from decoupled_diloco.arrays.fragments import fragment_schema
 from decoupled_diloco.arrays.schema import Schema
 from decoupled_diloco.core import events as ev
@@ -24,6 +24,7 @@ from decoupled_diloco.core.ids import Activity, Fate, Role, Version
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.channel import open_channels
 from decoupled_diloco.runtime.ports import parse_address
+from decoupled_diloco.runtime.rate_limit import TransferLimits
 from decoupled_diloco.wire.control import Report
 from learner_service.bulk_client import BulkClient, Receipt
 from learner_service.syncer_client import ControlStream, Joined, JoinRequest, SyncerClient
@@ -48,6 +49,9 @@ class RigLearner:
         schema: its model, the same for all.
         role: an observer is never asked.
         step_seconds: the step time that it reports; short, so that the pace never waits for steps.
+        address: what is dialled, for example a proxy; default: the syncer itself.
+        bulk_connections: connections that transfers are spread over.
+        limits: how fast bytes may move; default: as fast as they can.
 
     Attributes:
         joined: the answer to the join.
@@ -65,12 +69,19 @@ class RigLearner:
         schema: Schema,
         role: Role = Role.LEARNER,
         step_seconds: float = 0.001,
+        *,
+        address: str = "",
+        bulk_connections: int = 1,
+        limits: TransferLimits | None = None,
     ) -> None:
         self._syncer = syncer
         self.name = name
         self.schema = schema
         self.role = role
         self.step_seconds = step_seconds
+        self._address = address
+        self._bulk_connections = bulk_connections
+        self._limits = limits
         self.local_step = STEPS_PER_ASK
         self.events: list[lev.LearnerEvent | Policy] = []
         self._news = asyncio.Condition()
@@ -79,7 +90,8 @@ class RigLearner:
     async def __aenter__(self) -> Self:
         config = self._syncer.config
         self.sizes = fragment_schema(self.schema, config.fragments.count).sizes
-        channels = open_channels(parse_address(self._syncer.address), None)
+        address = parse_address(self._address or self._syncer.address)
+        channels = open_channels(address, None, bulk_connections=self._bulk_connections)
         self._stack.push_async_callback(channels.close)
         client = SyncerClient(channels.control, self.name)
         policy = config.to_policy()
@@ -96,7 +108,9 @@ class RigLearner:
             )
         )
         deadlines = self.joined.policy.deadlines
-        self.bulk = BulkClient(channels.bulk, self.name, self.joined.incarnation, self.schema.digest, deadlines)
+        self.bulk = BulkClient(
+            channels.bulk, self.name, self.joined.incarnation, self.schema.digest, deadlines, self._limits
+        )
         self._probe = BulkClient(channels.control, self.name, self.joined.incarnation, self.schema.digest, deadlines)
         hello = ev.LearnerAttached(self.name, self.joined.incarnation, (), self._progress(0))
         self._stream = await self._stack.enter_async_context(client.attach(hello, self.joined.policy))
@@ -224,7 +238,7 @@ class RigLearner:
 
     def values_of(self, receipt: Receipt) -> FloatVector:
         """The values of a whole version."""
-        return encoding_named(receipt.encoding).decode(receipt.payload)
+        return float32_elements(receipt.payload)
 
 
 def _order(version: Version) -> tuple[int, int]:
