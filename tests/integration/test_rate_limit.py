@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -90,5 +91,5 @@ async def test_a_slow_upload_is_cut_so_small_that_the_syncer_hears_of_it_all_the
             moved=lambda count: heard.append((time.clock.now(), count)),
         )
         assert sum(count for _, count in heard) >= 4 * SIZE
-        gaps = [later - earlier for (earlier, _), (later, _) in zip(heard, heard[1:], strict=False)]
+        gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(heard)]
         assert max(gaps) <= 1.01 * BURST_SECONDS
