@@ -147,6 +147,11 @@ class EncodingSection(Section):
         default="bf16",
         description="bf16: a delta for holders of the previous version, else float32 as for all others.",
     )
+    error_feedback: bool = Field(
+        default=False,
+        description="Learners add what the encoding dropped of a merged contribution to their next one of that "
+        "fragment; it takes a float32 vector of each fragment on every learner's host. Without effect for float32.",
+    )
 
 
 class InnerSection(Section):

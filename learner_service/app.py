@@ -157,6 +157,7 @@ def build_session(
         fragmentation=fragmentation,
         device=device,
         max_detached_seconds=document.inner.max_detached_seconds,
+        error_feedback=document.encoding.error_feedback,
         drain_seconds=settings.drain_seconds,
         limits=limits,
         peers=peer_plan_of(settings, limits),

@@ -113,8 +113,9 @@ class LearnerDriver:
 
     def recover(self, reason: str) -> None:
         """Starts over from published versions, at the very next boundary."""
-        actions = self._handover.handle(lev.RecoverAsked(reason))
-        self._post(lambda: self._act(actions))
+        event = lev.RecoverAsked(reason)
+        actions = self._handover.handle(event)
+        self._post(lambda: self._act(actions, event))
 
     def recover_optimizer(self, order: RecoveryOrder) -> None:
         """Looks for another optimizer state; `order.done` hears of it on the network thread."""
@@ -210,7 +211,9 @@ class LearnerDriver:
         self._peers.run_id = joined.run_id
         self._transfers = Transfers(
             self._bulk,
-            Sender(self._join.participant_id, joined.incarnation, joined.policy.upload_encoding),
+            Sender(
+                self._join.participant_id, joined.incarnation, joined.policy.upload_encoding, self._plan.error_feedback
+            ),
             self._plan.fragmentation,
             self._plan.device,
             self._handover,
@@ -260,7 +263,7 @@ class LearnerDriver:
             return
         if isinstance(instruction, lev.RecoverAsked):
             log.warning("recovering", reason=instruction.reason)
-        self._act(self._handover.handle(instruction))
+        self._act(self._handover.handle(instruction), instruction)
         if isinstance(instruction, lev.DrainAsked) and instruction.leaves:
             self._leave_in_time(instruction.reason)
         if isinstance(instruction, lev.Ended):
@@ -358,9 +361,10 @@ class LearnerDriver:
         if not self._broken.done():
             self._broken.set_exception(error)
 
-    def _act(self, actions: Sequence[Action]) -> None:
-        """Carries out what the machine asks for."""
-        assert self._transfers is not None or not actions
+    def _act(self, actions: Sequence[Action], event: lev.LearnerEvent | None = None) -> None:
+        """Carries out what the machine asks for, where that is so after an event that was told to the learner."""
+        if self._transfers is not None and event is not None:
+            self._transfers.told(event)
         for action in actions:
             assert self._transfers is not None
             match action:

@@ -61,6 +61,7 @@ class NetworkPlan:
         fragmentation: of the learner's schema.
         device: where versions are staged.
         max_detached_seconds: the learner pauses after this long without the syncer; 0: never.
+        error_feedback: what an encoding drops of a merged contribution goes with the next one.
         drain_seconds: a learner that was told to leave does so after this long at the latest.
         limits: how fast bytes may move.
         peers: how learners help each other.
@@ -72,6 +73,7 @@ class NetworkPlan:
     fragmentation: Fragmentation
     device: DeviceFragments
     max_detached_seconds: float
+    error_feedback: bool
     drain_seconds: float
     limits: TransferLimits
     peers: PeerPlan

@@ -79,6 +79,7 @@ class Transfers:
         source = random.Random()
         self._uploader = Uploader(client, sender, executor, self._count_uploaded, source, log)
         self._downloader = Downloader(client, fragmentation.sizes, executor, self._count_downloaded, source, log)
+        self._learner = sender.learner
         self._fragmentation = fragmentation
         self._device = device
         self._handover = handover
@@ -98,13 +99,13 @@ class Transfers:
         """The round has ended."""
         self._cancel(("upload", round_number))
 
-    def round_closed(self, round_number: int, fragment: int, is_merged: bool) -> None:
-        """The syncer says what became of a round; `is_merged`: it was committed with this learner in it."""
-        self._uploader.round_closed(round_number, fragment, is_merged)
-
-    def forget_errors(self) -> None:
-        """This learner recovers: no contribution makes up for what encodings dropped of earlier ones."""
-        self._uploader.forget_errors()
+    def told(self, event: lev.LearnerEvent) -> None:
+        """What happened to the learner; error feedback has to know of ended rounds and of recoveries."""
+        if isinstance(event, lev.RoundEnded):
+            is_merged = event.committed and self._learner in event.members
+            self._uploader.round_closed(event.round, event.fragment, is_merged)
+        elif isinstance(event, lev.RecoverAsked):
+            self._uploader.forget_errors()
 
     def download(self, action: Download) -> None:
         """Starts a download."""

@@ -137,6 +137,8 @@ def test_the_digest_depends_on_agreed_values_and_on_nothing_else() -> None:
     assert run_config({"run": {"start_from": "model.safetensors", "name_map": "gemma1"}}).digest() == base
     assert run_config({"outer": {"learning_rate": 0.61}}).digest() != base
     assert run_config({"workload": {"options": {"depth": 2}}}).digest() != base
+    assert run_config({"encoding": {"error_feedback": False}}).digest() == base
+    assert run_config({"encoding": {"error_feedback": True}}).digest() != base
     spelled_out = {"fragments": {"count": 24}, "outer": {"learning_rate": 0.7, "momentum": 0.9}}
     assert run_config(spelled_out).digest() == run_config({"run": {"preset": "paper"}}).digest()
 

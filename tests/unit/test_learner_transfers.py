@@ -14,6 +14,7 @@ import pytest
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.outer import apply_delta
+from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Fate, Version
 from decoupled_diloco.core.learner_effects import Copy
@@ -24,6 +25,7 @@ from learner_service.bulk_client import BulkClient, Receipt
 from learner_service.copies import CopySlot
 from learner_service.downloader import Downloader, Held, VersionGoneError
 from learner_service.handover import UploadJob
+from learner_service.transfers import Transfers
 from learner_service.uploader import NotFiniteError, Sender, Uploader
 
 SIZE = 300_000
@@ -223,6 +225,34 @@ async def test_what_is_not_to_be_made_up_for_is_not_sent_later(executor: ThreadP
         if case == "recovery":
             uploads.forget_errors()
     assert {bytes(payload) for payload in sink.payloads} == {sink.payloads[0]}
+
+
+@pytest.mark.parametrize(
+    ("event", "is_carried"),
+    [
+        (lev.RoundEnded(3, 0, True, ("a", "b"), 24), True),
+        (lev.RoundEnded(3, 0, True, ("b",), 24), False),
+        (lev.RoundEnded(3, 0, False, ("a", "b"), 24), False),
+        (lev.RoundEnded(4, 1, True, ("a", "b"), 24), False),
+    ],
+)
+async def test_an_error_counts_if_the_syncer_says_that_this_learner_was_merged(
+    executor: ThreadPoolExecutor, event: lev.RoundEnded, is_carried: bool
+) -> None:
+    sink = Sink(*[Fate.ACCEPTED] * 5)
+    client, sender = cast(BulkClient, sink), Sender("a", 1, "int4", feeds_errors_back=True)
+    parts: Any = [SimpleNamespace(sizes=(3,)), None, SimpleNamespace(generation=1), None]
+    transfers = Transfers(lambda: client, sender, *parts, executor, cast(Any, None), cast(Any, None))
+    uploads = transfers._uploader
+    await uploads.contribute(job_of([8, 1.25, 1], 3))
+    transfers.told(event)
+    await uploads.contribute(job_of([8, 1.25, 1], 3))
+    # 0.25 was dropped; 0.375 is less than half a step by itself, and more than that with what was dropped.
+    await uploads.contribute(job_of([8, 1.375, 1], 3))
+    assert (sink.payloads[2] != sink.payloads[1]) == is_carried
+    transfers.told(lev.RecoverAsked("for this test"))
+    await uploads.contribute(job_of([8, 1.375, 1], 3))
+    assert sink.payloads[3] == sink.payloads[0]
 
 
 async def test_an_upload_that_is_repeated_sends_the_same_bytes(executor: ThreadPoolExecutor) -> None:
