@@ -210,7 +210,7 @@ async def _build(
     agreement = Agreement(config.run.id, config.digest(), config.agreed_values(), policy.fragment_count)
     pool = BufferPool(settings.upload_buffer_bytes_max)
     uploads, sessions = Uploads(pool), Sessions()
-    publications = Publications(store, executors.store, executors.bulk, policy.download_encoding)
+    publications = Publications(store, executors.bulk, policy.download_encoding)
     serving = Serving(
         machine, driver, clock, agreement, store, executors, uploads, publications, sessions, metrics, store.epoch
     )

@@ -1,14 +1,15 @@
 """Published versions as payloads: encoded and cut into messages once, served to all who ask.
 
 A holder of exactly the version before gets the step as a delta, everybody else float32. The cut payload of a version
-that was replaced goes as soon as nobody reads it any more.
+that was replaced goes as soon as nobody reads it any more. The delta of a version is cut while the version is being
+made durable; nobody can have it before that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -46,24 +47,47 @@ class Publications:
 
     Args:
         store: Where the versions are.
-        store_executor: The thread that may call the store.
         bulk_executor: Threads for encoding and cutting.
         download_encoding: The encoding of deltas.
     """
 
-    def __init__(self, store: Store, store_executor: Executor, bulk_executor: Executor, download_encoding: str) -> None:
+    def __init__(self, store: Store, bulk_executor: Executor, download_encoding: str) -> None:
         self._store = store
-        self._store_executor = store_executor
         self._bulk_executor = bulk_executor
         self._download_encoding = download_encoding
         self._cut: dict[tuple[int, Form], tuple[Version, asyncio.Future[CutPayload]]] = {}
+        self._prepared: dict[int, tuple[Version, asyncio.Future[CutPayload]]] = {}
+        """Deltas of versions that are being made durable, by fragment."""
         self.reading_count = 0
 
     @property
     def held_bytes(self) -> int:
         """Memory of the cut payloads that are ready."""
-        ready = (future for _, future in self._cut.values() if future.done() and not future.cancelled())
+        known = [*self._cut.values(), *self._prepared.values()]
+        ready = (future for _, future in known if future.done() and not future.cancelled())
         return sum(future.result().held_bytes for future in ready if future.exception() is None)
+
+    def prepare(self, commit: FragmentCommit) -> None:
+        """Cuts the delta of a version that is about to be made durable: it will be asked for at once.
+
+        `publish` or `drop_prepared` has to follow.
+        """
+        if commit.delta_payload is not None:
+            self._prepared[commit.fragment] = (commit.version, self._start_cutting(commit, "delta"))
+
+    def publish(self, fragment: int, version: Version) -> None:
+        """A version is durable. Lets go of the payloads of older ones; who still reads one keeps it."""
+        for form in ("full", "delta"):
+            known = self._cut.get((fragment, form))
+            if known is not None and _order(known[0]) < _order(version):
+                del self._cut[fragment, form]
+        prepared = self._prepared.pop(fragment, None)
+        if prepared is not None and prepared[0] == version:
+            self._keep((fragment, "delta"), *prepared)
+
+    def drop_prepared(self, fragment: int) -> None:
+        """The version that was prepared has not become durable."""
+        self._prepared.pop(fragment, None)
 
     @asynccontextmanager
     async def reading(
@@ -80,7 +104,7 @@ class Publications:
         Raises:
             VersionGoneError: It is not there.
         """
-        commit = await self._pin(fragment, version)
+        commit = self._store.pin(fragment, version)
         self.reading_count += 1
         try:
             as_delta = (
@@ -96,17 +120,7 @@ class Publications:
                 yield Publication(commit, FULL_ENCODING, None, payload)
         finally:
             self.reading_count -= 1
-            self._store_executor.submit(self._store.unpin, fragment, version)
-
-    async def _pin(self, fragment: int, version: Version) -> FragmentCommit:
-        """Pins a version; if the caller is cancelled meanwhile, the pin goes again."""
-        work = self._store_executor.submit(self._store.pin, fragment, version)
-        try:
-            return await asyncio.wrap_future(work)
-        except asyncio.CancelledError:
-            if not work.cancel():
-                self._store_executor.submit(_undo_pin, self._store, work, fragment, version)
-            raise
+            self._store.unpin(fragment, version)
 
     async def _payload(self, commit: FragmentCommit, form: Form) -> CutPayload:
         """The cut payload; made by the first who asks, while the others wait for the same."""
@@ -114,26 +128,23 @@ class Publications:
         known = self._cut.get(key)
         if known is not None and known[0] == commit.version:
             return await asyncio.shield(known[1])
-        future = asyncio.ensure_future(
-            asyncio.get_running_loop().run_in_executor(self._bulk_executor, _cut, commit, form)
-        )
+        future = self._start_cutting(commit, form)
         if known is None or _order(known[0]) < _order(commit.version):
-            self._cut[key] = (commit.version, future)
-            future.add_done_callback(lambda done: self._drop_failed(key, done))
+            self._keep(key, commit.version, future)
         return await asyncio.shield(future)
+
+    def _start_cutting(self, commit: FragmentCommit, form: Form) -> asyncio.Future[CutPayload]:
+        return asyncio.get_running_loop().run_in_executor(self._bulk_executor, _cut, commit, form)
+
+    def _keep(self, key: tuple[int, Form], version: Version, future: asyncio.Future[CutPayload]) -> None:
+        self._cut[key] = (version, future)
+        future.add_done_callback(lambda done: self._drop_failed(key, done))
 
     def _drop_failed(self, key: tuple[int, Form], done: asyncio.Future[CutPayload]) -> None:
         """The next one who asks tries again."""
         failed = done.cancelled() or done.exception() is not None
         if failed and key in self._cut and self._cut[key][1] is done:
             del self._cut[key]
-
-    def forget_before(self, fragment: int, version: Version) -> None:
-        """Lets go of the payloads of older versions; who still reads one keeps it."""
-        for form in ("full", "delta"):
-            known = self._cut.get((fragment, form))
-            if known is not None and _order(known[0]) < _order(version):
-                del self._cut[fragment, form]
 
 
 def _cut(commit: FragmentCommit, form: Form) -> CutPayload:
@@ -145,9 +156,3 @@ def _cut(commit: FragmentCommit, form: Form) -> CutPayload:
 
 def _order(version: Version) -> tuple[int, int]:
     return version.timeline, version.number
-
-
-def _undo_pin(store: Store, work: Future[FragmentCommit], fragment: int, version: Version) -> None:
-    """Runs after `work` in the store's only thread."""
-    if not work.cancelled() and work.exception() is None:
-        store.unpin(fragment, version)

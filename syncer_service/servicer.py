@@ -45,6 +45,7 @@ class SyncerServicer(SyncerServiceServicer):
         self._serving = serving
         self._persistence = persistence
         self._joining = asyncio.Lock()
+        self._newest_written: tuple[control.Instruction | None, spb.AttachResponse] = (None, spb.AttachResponse())
 
     # --- joining and leaving ---
 
@@ -175,10 +176,16 @@ class SyncerServicer(SyncerServiceServicer):
             if instruction is None:
                 await context.write(control.alive_to_wire(serving.machine.global_step, serving.epoch))
                 continue
+            await context.write(self._written(instruction))
+
+    def _written(self, instruction: control.Instruction) -> spb.AttachResponse:
+        """The message of an instruction; one that goes to everybody is written once."""
+        if self._newest_written[0] is not instruction:
             value_count = 0
             if isinstance(instruction, fx.PublishFragment | fx.AnnounceFragment):
-                value_count = serving.agreement.value_count(instruction.fragment)
-            await context.write(control.instruction_to_wire(instruction, value_count))
+                value_count = self._serving.agreement.value_count(instruction.fragment)
+            self._newest_written = instruction, control.instruction_to_wire(instruction, value_count)
+        return self._newest_written[1]
 
     # --- bytes ---
 

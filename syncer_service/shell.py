@@ -184,9 +184,15 @@ class Shell:
         # The state counts the round as open; a restart books it from the row beside it. Taken when it is handed to the
         # store, so that an older state never follows a newer one.
         state = self._machine.run_state()
+        writing = asyncio.ensure_future(
+            self._persistence.write(lambda: self._store.commit_round(commit, delta, row, state))
+        )
+        await asyncio.sleep(0)  # the disk first
+        self._serving.publications.prepare(commit)
         try:
-            await self._persistence.write(lambda: self._store.commit_round(commit, delta, row, state))
+            await writing
         except Exception as error:
+            self._serving.publications.drop_prepared(commit.fragment)
             if not isinstance(error, StorageError | FencedError):
                 log.exception("commit_failed", round=row.round)
             self._driver.report(ev.CommitFailed(row.round, str(error) or type(error).__name__))
@@ -199,9 +205,14 @@ class Shell:
         if not effect.committed:
             self._serving.executors.store.submit(self._store.record_abandoned, effect)
         self._merged.pop(effect.round, None)
-        closed = self._machine.list_rounds(1, before=effect.round + 1, now=self._clock.now())
-        if closed and closed[0].round == effect.round:
-            self._serving.metrics.round_closed(closed[0])
+        # After the learners have been told: writing it down takes as long as telling them.
+        asyncio.get_running_loop().call_soon(self._tell_closed, effect)
+
+    def _tell_closed(self, effect: fx.CloseRound) -> None:
+        """Metrics and log of a round that has ended."""
+        closed = self._machine.closed_round(effect.round)
+        if closed is not None:
+            self._serving.metrics.round_closed(closed)
         say = rounds_log.info if effect.committed else log.info
         say(
             "round_committed" if effect.committed else "round_abandoned",
@@ -214,7 +225,7 @@ class Shell:
 
     def _publish(self, effect: fx.PublishFragment) -> None:
         failpoints.hit("publish")
-        self._serving.publications.forget_before(effect.fragment, effect.version)
+        self._serving.publications.publish(effect.fragment, effect.version)
 
     # --- the beginning and the end ---
 

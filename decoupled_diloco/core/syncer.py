@@ -354,6 +354,10 @@ class SyncerMachine:
         shown = [learner_status(self, record, now) for record in self.membership.everybody()]
         return sorted(shown, key=lambda s: (s.state is LearnerState.LEFT, -order.index(s.state), s.learner))
 
+    def closed_round(self, number: int) -> RoundStatus | None:
+        """A round that has ended; None: it has not, or it ended too long ago."""
+        return next((status for status in reversed(self.rounds.closed) if status.round == number), None)
+
     def list_rounds(self, limit: int, before: int | None = None, now: float = 0.0) -> list[RoundStatus]:
         """At most `limit` rounds with a number below `before`, newest first."""
         under_way = [item.status(now, self.reason_of(item, now)) for item in self.rounds.in_order()]

@@ -1,8 +1,9 @@
 """What the syncer keeps of a run, behind one interface.
 
-Every method may block (a durable store writes and syncs), so callers run them in the store's own executor thread: one
-caller at a time. Values are immutable: a version, once committed, never changes, and it stays readable as long as
-somebody has it pinned. What a method has returned from is durable.
+Methods may block (a durable store writes and syncs), so callers run them in the store's own executor thread: one caller
+at a time. `newest`, `pin` and `unpin` never wait for a disk, and any thread may call them. Values are immutable: a
+version, once committed, never changes, and it stays readable as long as somebody has it pinned. What a method has
+returned from is durable.
 """
 
 from __future__ import annotations

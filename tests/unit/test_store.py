@@ -96,8 +96,8 @@ async def test_a_payload_is_cut_once_and_let_go_when_it_is_replaced():
     store, (first, _) = store_with()
     second = next_commit(first, 5)
     commit_round(store, second)
-    with ThreadPoolExecutor(1) as store_thread, ThreadPoolExecutor(2) as bulk:
-        publications = Publications(store, store_thread, bulk, "bf16")
+    with ThreadPoolExecutor(2) as bulk:
+        publications = Publications(store, bulk, "bf16")
         full = frozenset({"float32"})
         both = frozenset({"float32", "bf16"})
         async with (
@@ -109,15 +109,45 @@ async def test_a_payload_is_cut_once_and_let_go_when_it_is_replaced():
             assert two.delta_base == first.version
             assert one.payload is three.payload
         assert publications.held_bytes > 4 * 8
-        publications.forget_before(0, Version(1, 3, ""))
+        publications.publish(0, Version(1, 3, ""))
+        assert publications.held_bytes == 0
+
+
+async def test_a_delta_is_ready_when_its_version_is_published_and_not_to_be_had_before():
+    store, (first, _) = store_with()
+    second = next_commit(first, 5)
+    with ThreadPoolExecutor(1) as bulk:
+        publications = Publications(store, bulk, "bf16")
+        publications.prepare(second)
+        with pytest.raises(VersionGoneError):
+            async with publications.reading(0, second.version, first.version, frozenset({"bf16"})):
+                pass
+        commit_round(store, second)
+        publications.publish(0, second.version)
+        await asyncio.wrap_future(bulk.submit(lambda: None))
+        held_bytes = publications.held_bytes
+        assert held_bytes > 0
+        async with publications.reading(0, second.version, first.version, frozenset({"bf16"})) as one:
+            assert (one.encoding, one.delta_base) == ("bf16", first.version)
+        assert publications.held_bytes == held_bytes
+
+
+async def test_a_delta_whose_version_did_not_become_durable_is_let_go():
+    store, (first, _) = store_with()
+    with ThreadPoolExecutor(1) as bulk:
+        publications = Publications(store, bulk, "bf16")
+        publications.prepare(next_commit(first, 5))
+        publications.drop_prepared(0)
+        assert publications.held_bytes == 0
+        publications.publish(0, first.version)
         assert publications.held_bytes == 0
 
 
 async def test_a_reader_that_is_cancelled_leaves_no_pin():
     store, (first, _) = store_with()
     gate = asyncio.Event()
-    with ThreadPoolExecutor(1) as store_thread, ThreadPoolExecutor(1) as bulk:
-        publications = Publications(store, store_thread, bulk, "bf16")
+    with ThreadPoolExecutor(1) as bulk:
+        publications = Publications(store, bulk, "bf16")
 
         async def read():
             async with publications.reading(0, first.version, None, frozenset({"float32"})):
