@@ -196,14 +196,18 @@ class BulkClient:
             encodings=[encoding_to_wire(name) for name in DOWNLOAD_ENCODINGS],
             offset=receipt.received_bytes,
         )
-        call = self._stub.DownloadFragment(request)
+        call, idle = self._stub.DownloadFragment(request), Idle(self._idle_seconds)
         try:
-            await self._receive(call, receipt, 4 * element_count, moved)
-        finally:
+            await self._receive(call, receipt, 4 * element_count, moved, idle)
+        except BaseException:
             call.cancel()
+            raise
+        # The caller has all that it wants; it need not wait for the good-bye.
+        ending = asyncio.create_task(_end_download(call, idle))
+        _endings.add(ending)
+        ending.add_done_callback(_endings.discard)
 
-    async def _receive(self, call: Any, receipt: Receipt, bytes_max: int, moved: Moved) -> None:
-        idle = Idle(self._idle_seconds)
+    async def _receive(self, call: Any, receipt: Receipt, bytes_max: int, moved: Moved, idle: Idle) -> None:
         while True:
             part = await step_of(call, call.read(), idle)
             if part is END:
@@ -223,8 +227,18 @@ class BulkClient:
                     raise UnreachableError("ABORTED", "the rest came in another encoding; it starts over")
             elif receipt.sink is not None:
                 receipt.sink.finish(part.trailer.digest)
-                await _let_end(call, idle)
                 return
+
+
+_endings: set[asyncio.Task[None]] = set()
+"""Downloads that are whole, until the other end has finished the call; the event loop itself keeps no task alive."""
+
+
+async def _end_download(call: Any, idle: Idle) -> None:
+    try:
+        await _let_end(call, idle)
+    finally:
+        call.cancel()
 
 
 async def _let_end(call: Any, idle: Idle) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from structlog.stdlib import BoundLogger
 
@@ -22,6 +23,11 @@ from learner_service.bulk_client import BulkClient, Moved, Receipt
 
 DOWNLOADS_MAX = 4
 """Downloads of one process at a time; the rest wait, so that memory and the syncer are not flooded at a recovery."""
+
+INLINE_BYTES_MAX = 64 << 10
+"""A payload of at most so many bytes is decoded on the network thread: handing it to another would take longer."""
+
+ResultT = TypeVar("ResultT")
 
 
 class VersionGoneError(Exception):
@@ -74,6 +80,16 @@ class Downloader:
         Raises:
             VersionGoneError: it is no longer kept.
         """
+        return await self.fetch_and(fragment, version, held, _as_they_are)
+
+    async def fetch_and(
+        self, fragment: int, version: Version, held: Held | None, then: Callable[[FloatVector], ResultT]
+    ) -> ResultT:
+        """What `then` makes of the values that `fetch` would return, on the thread that has just verified them.
+
+        Raises:
+            VersionGoneError: it is no longer kept.
+        """
         async with self._room:
             backoff = Backoff(self._source)
             receipt = Receipt()
@@ -87,7 +103,7 @@ class Downloader:
                         element_count=self._sizes[fragment],
                         moved=self._moved,
                     )
-                    return await self._verified(fragment, version, held, receipt)
+                    return await self._verified(fragment, version, held, receipt, then)
                 except (CorruptPayloadError, CodecError, EncodingError) as error:
                     self._log.warning("download_corrupt", fragment=fragment, version=str(version), reason=str(error))
                     held, receipt, wait = None, Receipt(), 0.0
@@ -101,15 +117,26 @@ class Downloader:
                     self._tell_broken(fragment, version, receipt, str(error), backoff.attempt_count == 0)
                 await asyncio.sleep(backoff.next_seconds(wait))
 
-    async def _verified(self, fragment: int, version: Version, held: Held | None, receipt: Receipt) -> FloatVector:
-        loop = asyncio.get_running_loop()
-        values, digest = await loop.run_in_executor(self._executor, _decoded, receipt, held)
-        if values.size != self._sizes[fragment] or digest != version.digest:
-            raise CorruptPayloadError(
-                f"the result has {values.size} values and digest {digest}; "
-                f"the version has {self._sizes[fragment]} and {version.digest}"
-            )
-        return values
+    async def _verified(
+        self,
+        fragment: int,
+        version: Version,
+        held: Held | None,
+        receipt: Receipt,
+        then: Callable[[FloatVector], ResultT],
+    ) -> ResultT:
+        def work() -> ResultT:
+            values, digest = _decoded(receipt, held)
+            if values.size != self._sizes[fragment] or digest != version.digest:
+                raise CorruptPayloadError(
+                    f"the result has {values.size} values and digest {digest}; "
+                    f"the version has {self._sizes[fragment]} and {version.digest}"
+                )
+            return then(values)
+
+        if len(receipt.payload) <= INLINE_BYTES_MAX:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _tell_broken(self, fragment: int, version: Version, receipt: Receipt, reason: str, is_first: bool) -> None:
         tell = self._log.info if is_first else self._log.debug
@@ -121,6 +148,10 @@ class Downloader:
             payload_bytes=len(receipt.payload),
             reason=reason,
         )
+
+
+def _as_they_are(values: FloatVector) -> FloatVector:
+    return values
 
 
 def _decoded(receipt: Receipt, held: Held | None) -> tuple[FloatVector, str]:

@@ -181,14 +181,14 @@ class Transfers:
         kept = self._handover.version(fragment, held) if held is not None else None
         base = Held(held, kept.staged.flat) if held is not None and kept is not None else None
         began = self._clock.now()
-        values = await self._downloader.fetch(fragment, action.version, base)
-        loop = asyncio.get_running_loop()
-        arrived = await loop.run_in_executor(self._executor, self._staged, fragment, values, began)
-        self._metrics.observe_download(values.size, self._clock.now() - began)
+        arrived = await self._downloader.fetch_and(
+            fragment, action.version, base, lambda values: self._staged(fragment, values, began)
+        )
+        self._metrics.observe_download(arrived.base.size, self._clock.now() - began)
         return arrived
 
     def _staged(self, fragment: int, values: FloatVector, began: float) -> Arrived:
-        """Puts a version on the devices. On a transfer thread."""
+        """Puts a version on the devices. On a transfer thread, or on the network thread where it is little."""
         staged = self._device.stage(fragment, values)
         base = as_held(self._fragmentation.fragments[fragment], values)
         return Arrived(staged, base, self._clock.now() - began)
