@@ -82,6 +82,8 @@ class Driver:
         self.turned_at = clock.now()
         """When the loop last came round; liveness looks at it."""
         self.handled_count = 0
+        self.waiting_count_highest = 0
+        """Most events that have waited for a decision at once."""
         self._clock = clock
         self._queue_events_max = queue_events_max
         self._tape = tape
@@ -176,6 +178,7 @@ class Driver:
 
     def _put(self, event: Event) -> None:
         self._queue.append(event)
+        self.waiting_count_highest = max(self.waiting_count_highest, len(self._queue))
         self._news.set()
 
     # --- the loop ---

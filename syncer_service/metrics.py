@@ -64,6 +64,7 @@ LEARNER_GAUGES: Final[Mapping[str, str]] = {
 }
 SHELL_GAUGES: Final[Mapping[str, str]] = {
     "queue_events": "Events that wait for a decision.",
+    "queue_events_highest": "Most events that have waited at once since this process started.",
     "queue_events_max": "Limit of that queue.",
     "upload_buffer_used_bytes": "Memory of contributions that are being received or wait for their merge.",
     "upload_buffer_allocated_bytes": "The same with buffers that are kept for reuse.",

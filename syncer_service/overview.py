@@ -146,6 +146,7 @@ class Overview:
             rounds_under_way=tuple(under_way),
             shell={
                 "queue_events": self._serving.driver.waiting_count,
+                "queue_events_highest": self._serving.driver.waiting_count_highest,
                 "queue_events_max": self._queue_events_max,
                 "upload_buffer_used_bytes": self._serving.uploads.pool.used_bytes,
                 "upload_buffer_allocated_bytes": self._serving.uploads.pool.allocated_bytes,

@@ -96,10 +96,11 @@ async def test_a_full_queue_refuses_requests_holds_offers_and_takes_the_shells_o
     assert refused.value.reason is Reason.OVERLOADED
     waiting = asyncio.create_task(driver.offer(MOVED))
     driver.report(MOVED)
-    assert driver.waiting_count == 3
+    assert driver.waiting_count == driver.waiting_count_highest == 3
     task = asyncio.create_task(driver.run())
     await asyncio.wait_for(waiting, 5)
     await asyncio.wait_for(driver.wait_until(lambda: driver.handled_count == 4), 5)
+    assert (driver.waiting_count, driver.waiting_count_highest) == (0, 3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
