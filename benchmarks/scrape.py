@@ -72,9 +72,23 @@ async def histogram(page: str, name: str) -> Buckets:
     Raises:
         KeyError: the syncer has none of that name.
     """
+    return parsed(await _exposition(page), name)
+
+
+async def readings(page: str) -> dict[str, float]:
+    """All samples of a running syncer's own metrics, by name and labels as exposed, without the prefix.
+
+    Args:
+        page: URL of its status page.
+    """
+    pairs = (line.rsplit(" ", 1) for line in (await _exposition(page)).splitlines() if line.startswith(f"{PREFIX}_"))
+    return {name.removeprefix(f"{PREFIX}_"): float(value) for name, value in pairs}
+
+
+async def _exposition(page: str) -> str:
     async with aiohttp.ClientSession() as session, session.get(f"{page}metrics") as answer:
         answer.raise_for_status()
-        return parsed(await answer.text(), name)
+        return await answer.text()
 
 
 def parsed(exposition: str, name: str) -> Buckets:

@@ -85,6 +85,8 @@ MEMBERS: Final[tuple[Member, ...]] = (
     Member("peers", "the same payload by our calls, by limits and by others' transports", seconds_max=900.0),
     Member("profile", "where our time goes, on both ends"),
     Member("quality", "what the encoding of contributions costs in quality"),
+    Member("scale", "64 learners on one syncer"),
+    Member("capacity", "what one syncer sustains"),
     Member(
         "start",
         "a killed learner is back: from its start to its first step",
