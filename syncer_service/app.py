@@ -44,6 +44,7 @@ from syncer_service.ending import Ending
 from syncer_service.export import check_output_dir
 from syncer_service.exporting import Exports
 from syncer_service.first_parameters import FirstParameters, check_first_parameters
+from syncer_service.merge_threads import loop_threads, merge_executor
 from syncer_service.metrics import PREFIX, SyncerMetrics
 from syncer_service.overview import Overview
 from syncer_service.persistence import Persistence
@@ -197,7 +198,8 @@ async def _build(
     metrics = SyncerMetrics(telemetry)
     executors = Executors(
         bulk=stack.enter_context(ThreadPoolExecutor(BULK_THREADS, thread_name_prefix="bulk")),
-        merge=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="merge")),
+        merge_loops=loop_threads(stack, settings.merge_threads),
+        merge=merge_executor(stack),
         store=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="store")),
     )
     stack.callback(store.close)

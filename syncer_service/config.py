@@ -92,6 +92,13 @@ class SyncerSettings(LogSettings):
         ge=1024**2,
         description="Memory for contributions that are being received; more uploads are asked to retry.",
     )
+    merge_threads: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads that share the arithmetic of a merge, behind all others of the process; 0: one per "
+        "processor. The result has the same bits for any number.",
+    )
 
     _addresses = field_validator("listen", "admin_listen", "http_listen")(check_address)
 

@@ -11,8 +11,9 @@ import numpy as np
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import Encoded, FloatVector
 from decoupled_diloco.arrays.fragments import Segment
-from decoupled_diloco.arrays.merge import merge
-from decoupled_diloco.arrays.outer import FragmentState, outer_step
+from decoupled_diloco.arrays.merge import combine, examine
+from decoupled_diloco.arrays.outer import FragmentState, merged_outer_step
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,12 @@ class MergeInput:
     Attributes:
         upload: theta - Theta_base as received.
         weight: w_m.
+        squares: Squared norm of each segment, as found when it arrived; None: to be found now.
     """
 
     upload: Encoded
     weight: float
+    squares: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ def merge_round(
     learning_rate: float,
     momentum: float,
     download_encoding: str,
+    threads: LoopThreads = CALLING_THREAD,
 ) -> MergeResult:
     """Merges contributions to a fragment and takes the outer step; `state` is left as it is.
 
@@ -69,21 +73,34 @@ def merge_round(
         learning_rate: Outer learning rate.
         momentum: Outer momentum (mu).
         download_encoding: How the new version is handed to holders of the old one.
+        threads: Who computes.
 
     Raises:
         ValueError: Lengths or weights that do not fit.
     """
-    uploads = [item.upload for item in contributions]
-    delta, stats = merge(uploads, [item.weight for item in contributions], segments)
-    step = outer_step(state, delta, learning_rate=learning_rate, mu=momentum, download_encoding=download_encoding)
-    vectors = (step.state.theta, step.state.momentum, step.state.residual)
-    finite = math.isfinite(stats.delta_norm) and all(bool(np.isfinite(vector).all()) for vector in vectors)
+    squares = [
+        item.squares if item.squares is not None else examine(item.upload, segments, threads).squares
+        for item in contributions
+    ]
+    combined = combine(
+        [item.upload for item in contributions], squares, [item.weight for item in contributions], segments, threads
+    )
+    delta, step = merged_outer_step(
+        state,
+        combined,
+        np.array([segment.stop for segment in segments], np.int64),
+        learning_rate=learning_rate,
+        mu=momentum,
+        download_encoding=download_encoding,
+        threads=threads,
+    )
+    stats = combined.stats
     return MergeResult(
         state=step.state,
         delta=delta,
         delta_payload=step.delta_payload,
         digest=vector_digest(step.state.theta),
-        finite=finite,
+        finite=step.finite and math.isfinite(stats.delta_norm),
         rda_over_avg=stats.rda_to_avg_ratio,
         norms=stats.norms,
     )

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import grpc.aio
 
 from decoupled_diloco.arrays.fragments import Fragmentation
+from decoupled_diloco.arrays.stripes import LoopThreads
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.syncer import SyncerMachine
 from decoupled_diloco.runtime.clock import Clock
@@ -44,12 +45,14 @@ class Executors:
 
     Attributes:
         bulk: Copies, checksums, encoding.
-        merge: Merges and outer steps.
+        merge: Merges and outer steps, one at a time.
+        merge_loops: The threads that share the loops of the present one.
         store: The one thread that may call the store.
     """
 
     bulk: Executor
     merge: Executor
+    merge_loops: LoopThreads
     store: Executor
 
 

@@ -129,7 +129,7 @@ class Shell:
         size = self._serving.agreement.value_count(effect.fragment)
         started = self._clock.now()
         inputs = [
-            MergeInput(Encoded(hold.data, slot.encoding, size), weight)
+            MergeInput(Encoded(hold.data, slot.encoding, size), weight, slot.squares)
             for hold, slot, weight in zip(holds, slots, weights, strict=True)
         ]
         policy = self._machine.policy
@@ -143,6 +143,7 @@ class Shell:
                     learning_rate=effect.outer_learning_rate,
                     momentum=effect.outer_momentum,
                     download_encoding=policy.download_encoding,
+                    threads=self._serving.executors.merge_loops,
                 ),
             )
         except Exception as error:

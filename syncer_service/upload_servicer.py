@@ -23,7 +23,7 @@ from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire import codec, enums, status
 from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink
-from syncer_service.serving import END_OF_STREAM, Serving
+from syncer_service.serving import END_OF_STREAM, Serving, carried_out
 from syncer_service.uploads import REPLACED, UploadSlot, UploadStream
 
 Context = Any  # grpc.aio.ServicerContext
@@ -188,12 +188,13 @@ async def _verify(serving: Serving, slot: UploadSlot, stream: UploadStream) -> F
     """Looks at the values and asks the machine what becomes of the contribution."""
     header = slot.header
     data = slot.buffer.data
-    upload = Encoded(data, slot.encoding, serving.agreement.value_count(slot.header.fragment))
-    found = await serving.off_loop(len(data), lambda: examine(upload))
+    fragment = serving.agreement.known().fragments[header.fragment]
+    upload = Encoded(data, slot.encoding, fragment.size)
+    found = await carried_out(serving.executors.bulk, lambda: examine(upload, fragment.segments))
     if not serving.uploads.owns(slot, stream):
         raise BrokenStreamError(stream.stop_reason or REPLACED)
     # Before the machine is asked: it may start the merge in the same breath as it accepts.
-    slot.complete = True
+    slot.complete, slot.squares = True, found.squares
     fate = await serving.driver.request(
         lambda token: ev.ContributionReceived(
             token, header.learner, header.incarnation, header.round, found.problem is None, found.norm
@@ -275,7 +276,7 @@ def _initial_size(serving: Serving, header: spb.InitialFragmentHeader) -> int:
 async def _stage(serving: Serving, header: spb.InitialFragmentHeader, theta: np.ndarray[Any, Any]) -> None:
     learner, incarnation, fragment = header.learner_id, header.incarnation, header.fragment
     upload = Encoded(theta.view(np.uint8).data, "float32", theta.size)
-    found = await serving.off_loop(theta.nbytes, lambda: examine(upload))
+    found = await carried_out(serving.executors.bulk, lambda: examine(upload))
     if found.problem is not None:
         raise PeerError(
             Reason.INVALID_FIELD, f"fragment {fragment} of the initial parameters cannot be used: {found.problem}"

@@ -55,6 +55,8 @@ class UploadSlot:
     sink: PayloadSink
     stream: UploadStream = field(default_factory=UploadStream)
     complete: bool = False
+    squares: tuple[float, ...] | None = None
+    """Squared norm of each segment, once the contribution was looked at."""
 
     @property
     def key(self) -> Key:

@@ -11,28 +11,28 @@ With uploads u_m = theta_m - Theta and weights w_m, per segment (one tensor, or 
 the plain mean of M of them shrinks like 1/sqrt(M), which RDA undoes). Where the mean direction nearly
 vanishes (norm below `DIRECTION_FLOOR`) its direction is noise and Avg is taken instead.
 
-Sums run in float64, block by block, in the order in which the contributions are given (the caller sorts
-them by learner id), with elementwise operations and NumPy's own pairwise sums only: the same contributions
-give the same bits. Memory beyond the inputs and the result: three blocks of `BLOCK_ELEMENTS` float64,
-whatever the sizes.
+Sums run in float64, in the order in which the contributions are given (the caller sorts them by learner id), each
+contribution decoded straight from its payload. One pass over all of them gives the sum of a segment and its norm; the
+norms of the single contributions, which the factors of RDA need, come from their examination at arrival. What is
+summed first and what later is fixed (`stripes`, `kernels.square_sums`), so the same contributions give the same bits
+whatever the number of threads. The sum is rounded to float32 once, and once more when RDA scales it.
+
+Memory beyond the contributions: the result, and less than 1 MiB per thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from decoupled_diloco.arrays.encoding import Encoded, FloatVector
+from decoupled_diloco.arrays.encoding import ENCODINGS, Encoded, FloatVector, address_of, kernels
 from decoupled_diloco.arrays.fragments import Segment
-
-BLOCK_ELEMENTS: Final = 1 << 15
-"""Elements handled at a time: 256 KiB of float64, so that the few blocks in use stay in the second-level
-cache."""
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads, Pieces, new_vector, pieces_of
 
 DIRECTION_FLOOR: Final = 1e-6
 """Norm of the mean direction below which RDA falls back to Avg; 1 means that all contributors agree."""
@@ -53,10 +53,12 @@ class Examination:
     Attributes:
         norm: Euclidean norm in float64; NaN or infinite if an element is.
         problem: why the contribution must not be merged, in words for the ledger, or None.
+        squares: squared norm of each segment.
     """
 
     norm: float
     problem: str | None
+    squares: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +85,54 @@ class MergeStats:
         return self.rda_norm / self.rda_avg_norm if self.rda_avg_norm > 0.0 else 1.0
 
 
-def examine(upload: Encoded) -> Examination:
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """A merge that is all but done.
+
+    Attributes:
+        unscaled: the sum of each segment, with the sign of an upload.
+        factors: what each segment of it is to be multiplied by to give the merged delta.
+        stats: the figures of the merge.
+    """
+
+    unscaled: FloatVector
+    factors: npt.NDArray[np.float64]
+    stats: MergeStats
+
+
+def examine(
+    upload: Encoded, segments: Sequence[Segment] | None = None, threads: LoopThreads = CALLING_THREAD
+) -> Examination:
     """Verifies a received contribution: every element finite, norm within the safe range.
 
     Args:
         upload: theta - Theta_base of a fragment.
+        segments: the fragment's merge units; None: one, for who wants to know no more than whether it is usable.
+        threads: who computes.
     """
-    square_sum = math.fsum(_square_sums(upload.decode(), slice(0, upload.element_count)))
-    norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
+    pieces = pieces_of(tuple(segments) if segments is not None else (Segment(0, upload.element_count, "avg"),))
+    found = np.empty(len(pieces), np.float64)
+    address, kind = address_of(upload.payload), ENCODINGS[upload.encoding].kind
+
+    def look(first: int, last: int) -> None:
+        kernels().square_sums(address, kind, upload.element_count, pieces.lows, pieces.highs, first, last, found)
+
+    threads.run(look, len(pieces))
+    squares = tuple(map(_total, pieces.per_segment(found.tolist())))
+    norm = math.sqrt(_total(squares))
     if not math.isfinite(norm):
-        return Examination(norm, "the contribution contains NaN or infinite values")
+        return Examination(norm, "the contribution contains NaN or infinite values", squares)
     if norm > NORM_MAX:
-        return Examination(norm, f"the contribution's norm {norm:.3g} is above {NORM_MAX:.0e}")
-    return Examination(norm, None)
+        return Examination(norm, f"the contribution's norm {norm:.3g} is above {NORM_MAX:.0e}", squares)
+    return Examination(norm, None, squares)
+
+
+def _total(squares: Sequence[float]) -> float:
+    """Their exactly rounded sum; NaN if one is, infinite if one is or the sum is too large."""
+    try:
+        return math.fsum(squares)
+    except OverflowError:
+        return math.inf
 
 
 def weight_problem(weight: float) -> str | None:
@@ -106,16 +143,20 @@ def weight_problem(weight: float) -> str | None:
 
 
 def merge(
-    contributions: Sequence[Encoded], weights: Sequence[float], segments: Sequence[Segment]
+    contributions: Sequence[Encoded],
+    weights: Sequence[float],
+    segments: Sequence[Segment],
+    threads: LoopThreads = CALLING_THREAD,
 ) -> tuple[FloatVector, MergeStats]:
     """Merges the contributions to one fragment.
 
     Args:
         contributions: theta_m - Theta of every contributor, in the fixed order of their learner ids; of equal
-            length, in any encoding, each found usable by `examine`.
+            length, in any encoding, each found usable by `examine`. They are only read.
         weights: merge weights, one per contribution, each usable by `weight_problem`; only their ratios
             matter.
         segments: the merge units; together they cover the vectors.
+        threads: who computes.
 
     Returns:
         The merged Delta = Theta - theta (float32; the opposite sign of an upload), and the figures of the
@@ -124,113 +165,140 @@ def merge(
     Raises:
         ValueError: no contribution, a weight that is not usable, or lengths that do not agree.
     """
-    uploads = [contribution.decode() for contribution in contributions]
-    size = _checked_size(uploads, weights, segments)
+    squares = [examine(contribution, segments, threads).squares for contribution in contributions]
+    combined = combine(contributions, squares, weights, segments, threads)
+    vector = combined.unscaled
+    for segment, factor in zip(segments, combined.factors.tolist(), strict=True):
+        address = address_of(vector)
+
+        def scale(first: int, last: int, begin: int = segment.start, factor: float = factor) -> None:
+            kernels().scale(address, begin + first, begin + last, factor)  # noqa: B023
+
+        threads.run(scale, segment.stop - segment.start)
+    return vector, combined.stats
+
+
+def combine(
+    contributions: Sequence[Encoded],
+    squares: Sequence[Sequence[float]],
+    weights: Sequence[float],
+    segments: Sequence[Segment],
+    threads: LoopThreads = CALLING_THREAD,
+) -> Combined:
+    """A merge up to the last multiplication, which the outer step does in passing; as `merge` otherwise.
+
+    Args:
+        contributions: see `merge`.
+        squares: squared norm of each segment of each contribution, from `examine`.
+        weights: see `merge`.
+        segments: see `merge`.
+        threads: who computes.
+    """
+    size = _checked_size(contributions, squares, weights, segments)
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
-    delta = np.empty(size, np.float32)
-    norm_squares = [0.0] * len(uploads)
-    rda_square = rda_avg_square = avg_square = 0.0
-    fallback_count = 0
-    for segment in segments:
-        span = slice(segment.start, segment.stop)
-        norms = [math.sqrt(math.fsum(_square_sums(upload, span))) for upload in uploads]
-        norm_squares = [square + norm * norm for square, norm in zip(norm_squares, norms, strict=True)]
-        if segment.rule == "avg":
-            avg_square += _combine(uploads, shares, span, delta)
-            continue
-        outcome = _radial_directional(uploads, shares, norms, span, delta)
-        rda_square += outcome.square
-        rda_avg_square += outcome.avg_square
-        fallback_count += outcome.fell_back
+    norms = np.sqrt(np.array(squares, np.float64)).T  # by segment, then contribution
+    work = _Work(contributions, shares, norms, pieces_of(tuple(segments)), new_vector(size), threads)
+    wants_direction = np.array([len(weights) > 1 and segment.rule == "rda" for segment in segments], np.bool_)
+    plain, directed = work.sums(wants_direction, range(len(segments)))
+    fallen = [
+        index for index in np.flatnonzero(wants_direction).tolist() if math.sqrt(directed[index]) < DIRECTION_FLOOR
+    ]
+    if fallen:
+        work.sums(np.zeros(len(segments), np.bool_), fallen)
+    factors = np.full(len(segments), -1.0)
+    deltas = list(plain)  # squared norm of the merged delta by segment
+    for index in set(np.flatnonzero(wants_direction).tolist()) - set(fallen):
+        radius = math.fsum(share * norm for share, norm in zip(shares, norms[index].tolist(), strict=True))
+        factors[index] = -radius / math.sqrt(directed[index])
+        deltas[index] = radius * radius
+    is_rda = [segment.rule == "rda" for segment in segments]
     stats = MergeStats(
-        norms=tuple(math.sqrt(square) for square in norm_squares),
-        delta_norm=math.sqrt(avg_square + rda_square),
-        rda_norm=math.sqrt(rda_square),
-        rda_avg_norm=math.sqrt(rda_avg_square),
-        fallback_count=fallback_count,
+        norms=tuple(math.sqrt(_total(own)) for own in squares),
+        delta_norm=math.sqrt(_total(deltas)),
+        rda_norm=math.sqrt(_total([square for square, rda in zip(deltas, is_rda, strict=True) if rda])),
+        rda_avg_norm=math.sqrt(_total([square for square, rda in zip(plain, is_rda, strict=True) if rda])),
+        fallback_count=sum(bool(norms[index].any()) for index in fallen),
     )
-    return delta, stats
+    return Combined(work.out, factors, stats)
 
 
-@dataclass(frozen=True, slots=True)
-class _SegmentOutcome:
-    square: float
-    avg_square: float
-    fell_back: bool
+@dataclass(frozen=True)
+class _Work:
+    """The arguments that every pass over the contributions of a merge has in common."""
 
+    contributions: Sequence[Encoded]
+    shares: Sequence[float]
+    norms: npt.NDArray[np.float64]
+    pieces: Pieces
+    out: FloatVector
+    threads: LoopThreads
 
-def _radial_directional(
-    uploads: Sequence[npt.NDArray[np.generic]],
-    shares: Sequence[float],
-    norms: Sequence[float],
-    span: slice,
-    delta: FloatVector,
-) -> _SegmentOutcome:
-    """RDA of one segment into `delta`; Avg to the bit with one contributor or where directions cancel."""
-    directional = [share / norm if norm > 0.0 else 0.0 for share, norm in zip(shares, norms, strict=True)]
-    avg_square = _combine(uploads, shares, span, None)
-    direction_norm = math.sqrt(_combine(uploads, directional, span, None))
-    if len(uploads) == 1 or direction_norm < DIRECTION_FLOOR:
-        square = _combine(uploads, shares, span, delta)
-        return _SegmentOutcome(square, avg_square, fell_back=len(uploads) > 1 and any(norms))
-    radius = math.fsum(share * norm for share, norm in zip(shares, norms, strict=True))
-    square = _combine(uploads, directional, span, delta, scale=radius / direction_norm)
-    return _SegmentOutcome(square, avg_square, fell_back=False)
+    def sums(self, directional: npt.NDArray[np.bool_], segments: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Writes the sums of some segments, and returns squared norms by segment: of the mean, of the mean direction.
 
+        Args:
+            directional: by segment, whether the mean direction is to be written and not the mean.
+            segments: which.
+        """
+        pieces, count = self.pieces, len(self.contributions)
+        addresses = np.array([address_of(upload.payload) for upload in self.contributions], np.int64)
+        kinds = np.array([ENCODINGS[upload.encoding].kind for upload in self.contributions], np.int64)
+        shares = np.zeros(-(-count // 4) * 4)  # the kernel takes four at a time
+        shares[:count] = self.shares
+        directions = np.zeros((len(self.norms), shares.size))
+        np.divide(self.shares, self.norms, out=directions[:, :count], where=self.norms > 0.0)
+        found = np.zeros((len(pieces), 2))
+        size, out = self.out.size, address_of(self.out)
+        loops = kernels()
 
-def _combine(
-    uploads: Sequence[npt.NDArray[np.generic]],
-    coefficients: Sequence[float],
-    span: slice,
-    delta: FloatVector | None,
-    scale: float = 1.0,
-) -> float:
-    """Writes -scale * sum_m coefficient_m * upload_m over `span` of `delta`, if there is one.
+        def work(first: int, last: int) -> None:
+            loops.combine(
+                addresses,
+                kinds,
+                size,
+                shares,
+                directions,
+                pieces.lows,
+                pieces.highs,
+                pieces.segment_of,
+                directional,
+                first,
+                last,
+                out,
+                found,
+            )
 
-    Returns:
-        The squared norm of that sum.
-    """
-    squares = []
-    for block in _blocks(span):
-        total = uploads[0][block].astype(np.float64)
-        total *= coefficients[0]
-        for upload, coefficient in zip(uploads[1:], coefficients[1:], strict=True):
-            total += np.multiply(upload[block], coefficient, dtype=np.float64)
-        if scale != 1.0:
-            total *= scale
-        if delta is not None:
-            np.negative(total, out=delta[block], casting="same_kind")  # one rounding, float64 to float32
-        np.multiply(total, total, out=total)
-        squares.append(float(np.add.reduce(total)))
-    return math.fsum(squares)
+        if len(segments) == len(self.norms):
+            self.threads.run(work, len(pieces))
+        else:
+            for segment in segments:
+                begin, end = pieces.bounds[segment : segment + 2]
 
+                def shifted(first: int, last: int, begin: int = begin) -> None:
+                    work(begin + first, begin + last)
 
-def _square_sums(vector: npt.NDArray[np.generic], span: slice) -> Iterator[float]:
-    """The sum of squares of each block of `span`, in float64."""
-    for block in _blocks(span):
-        elements = vector[block].astype(np.float64)
-        np.multiply(elements, elements, out=elements)
-        yield float(np.add.reduce(elements))
-
-
-def _blocks(span: slice) -> Iterator[slice]:
-    start: int
-    for start in range(span.start, span.stop, BLOCK_ELEMENTS):
-        yield slice(start, min(start + BLOCK_ELEMENTS, span.stop))
+                self.threads.run(shifted, end - begin)
+        plain, directed = found.T.tolist()
+        return list(map(_total, pieces.per_segment(plain))), list(map(_total, pieces.per_segment(directed)))
 
 
 def _checked_size(
-    uploads: Sequence[npt.NDArray[np.generic]], weights: Sequence[float], segments: Sequence[Segment]
+    uploads: Sequence[Encoded],
+    squares: Sequence[Sequence[float]],
+    weights: Sequence[float],
+    segments: Sequence[Segment],
 ) -> int:
     if not uploads or len(uploads) != len(weights):
         raise ValueError(f"{len(uploads)} contributions and {len(weights)} weights; one weight each, at least one")
     problem = next((found for found in map(weight_problem, weights) if found), None)
     if problem:
         raise ValueError(problem)
-    size = uploads[0].size
-    if any(upload.shape != (size,) for upload in uploads):
-        raise ValueError(f"contributions differ in shape: {[upload.shape for upload in uploads]}")
+    size = uploads[0].element_count
+    if any(upload.element_count != size for upload in uploads):
+        raise ValueError(f"contributions differ in length: {[upload.element_count for upload in uploads]}")
+    if [len(own) for own in squares] != [len(segments)] * len(uploads):
+        raise ValueError(f"squared norms of {[len(own) for own in squares]} segments; {len(segments)} for each upload")
     covered = 0
     for segment in segments:
         if segment.start != covered or segment.stop <= segment.start:

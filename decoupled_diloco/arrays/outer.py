@@ -1,29 +1,29 @@
 """The outer step: Nesterov momentum on the merged delta, and what is published of it.
 
-All arithmetic is float32 and elementwise, in blocks that stay in the cache; the block size does not touch
-the bits.
+All arithmetic is float32 and elementwise, each operation rounded by itself: one pass over the fragment, in any number
+of threads, with the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from decoupled_diloco.arrays.encoding import (
+    BLOCK_ELEMENTS,
     DOWNLOAD_ENCODINGS,
     Buffer,
     Encoded,
     EncodingError,
     FloatVector,
+    address_of,
     encoding_named,
+    kernels,
 )
-
-BLOCK_ELEMENTS: Final = 1 << 16
-"""Elements handled at a time: 256 KiB of float32, so that the temporaries of a block stay in the
-second-level cache."""
+from decoupled_diloco.arrays.merge import Combined
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads, new_bytes, new_vector
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class FragmentState:
                 raise ValueError(
                     f"{name} is {vector.dtype} {vector.shape}; all three are float32 vectors as long as theta"
                 )
+            if not vector.flags.c_contiguous:
+                raise ValueError(f"{name} is not contiguous; make a copy of the vector")
             read_only = vector.view()
             read_only.flags.writeable = False
             object.__setattr__(self, name, read_only)
@@ -67,14 +69,22 @@ class OuterStep:
         state: the new version.
         delta_payload: the step as a delta in the download encoding, for holders of exactly the previous
             version; None if the encoding is exact, in which case everybody is served Theta itself.
+        finite: whether every value of the new version is.
     """
 
     state: FragmentState
     delta_payload: memoryview | None
+    finite: bool
 
 
 def outer_step(
-    state: FragmentState, delta: FloatVector, *, learning_rate: float, mu: float, download_encoding: str
+    state: FragmentState,
+    delta: FloatVector,
+    *,
+    learning_rate: float,
+    mu: float,
+    download_encoding: str,
+    threads: LoopThreads = CALLING_THREAD,
 ) -> OuterStep:
     """One Nesterov step, and the new version exactly as holders of the old one will reconstruct it.
 
@@ -90,54 +100,109 @@ def outer_step(
         learning_rate: outer learning rate, above 0.
         mu: momentum coefficient, 0 to below 1.
         download_encoding: one of `DOWNLOAD_ENCODINGS`.
+        threads: who computes.
 
     Raises:
         EncodingError: not such an encoding.
         ValueError: `delta` has another length than the fragment.
     """
+    if delta.dtype != np.float32 or not delta.flags.c_contiguous:
+        raise ValueError(f"delta is {delta.dtype}, contiguous: {delta.flags.c_contiguous}; a contiguous float32 vector")
+    stops, factors = np.array([delta.size], np.int64), np.ones(1)
+    hyper = (learning_rate, mu, download_encoding)
+    return _step(state, delta, None, stops, factors, hyper, threads)
+
+
+def merged_outer_step(
+    state: FragmentState,
+    combined: Combined,
+    stops: npt.NDArray[np.int64],
+    *,
+    learning_rate: float,
+    mu: float,
+    download_encoding: str,
+    threads: LoopThreads = CALLING_THREAD,
+) -> tuple[FloatVector, OuterStep]:
+    """The last multiplication of a merge and `outer_step` in one pass; the same bits as one after the other.
+
+    Args:
+        state: version v; left untouched.
+        combined: what `merge.combine` gave; its vector becomes the merged delta.
+        stops: where each segment ends.
+        learning_rate: see `outer_step`.
+        mu: see `outer_step`.
+        download_encoding: see `outer_step`.
+        threads: who computes.
+
+    Returns:
+        The merged delta, and the step.
+    """
+    hyper = (learning_rate, mu, download_encoding)
+    delta = combined.unscaled
+    return delta, _step(state, delta, delta, stops, combined.factors, hyper, threads)
+
+
+def _step(
+    state: FragmentState,
+    source: FloatVector,
+    delta: FloatVector | None,
+    stops: npt.NDArray[np.int64],
+    factors: npt.NDArray[np.float64],
+    hyper: tuple[float, float, str],
+    threads: LoopThreads,
+) -> OuterStep:
+    learning_rate, mu, download_encoding = hyper
     if download_encoding not in DOWNLOAD_ENCODINGS:
         raise EncodingError(f"download encoding {download_encoding!r}; use one of {', '.join(DOWNLOAD_ENCODINGS)}")
-    encoding = encoding_named(download_encoding)
-    if delta.shape != state.theta.shape:
-        raise ValueError(f"delta has {delta.shape} elements, the fragment {state.theta.shape}")
-    momentum = np.empty_like(state.momentum)
-    target = np.empty_like(state.theta)
-    for block in _blocks(target.size):
-        update = _nesterov_update(state.momentum[block], delta[block], learning_rate, mu, out=momentum[block])
-        np.add(state.theta[block], state.residual[block], out=target[block])
-        target[block] -= update
-    if encoding.is_exact:
-        residual = state.residual if not state.residual.any() else np.zeros(target.size, np.float32)
-        return OuterStep(FragmentState(target, momentum, residual), None)
-    payload = encoding.encode(target - state.theta)
-    theta = apply_delta(state.theta, payload, download_encoding)
-    residual = np.subtract(target, theta, out=target)
-    return OuterStep(FragmentState(theta, momentum, residual), payload)
+    if source.shape != state.theta.shape:
+        raise ValueError(f"delta has {source.shape} elements, the fragment {state.theta.shape}")
+    size, is_exact = source.size, encoding_named(download_encoding).is_exact
+    theta, momentum = new_vector(size), new_vector(size)
+    residual = payload = None
+    if not is_exact:
+        residual, payload = new_vector(size), new_bytes(2 * size)
+    inputs = (state.theta, state.momentum, state.residual, source)
+    outputs = (theta, momentum, residual, payload, delta)
+    sources = np.array([address_of(vector) for vector in inputs], np.int64)
+    results = np.array([0 if vector is None else address_of(vector) for vector in outputs], np.int64)
+    loops = kernels()
+
+    def work(first: int, last: int) -> int:
+        largest: int = loops.outer_step(
+            sources, results, np.float32(learning_rate), np.float32(mu), stops, factors, first, last
+        )
+        return largest
+
+    largest = max(threads.run(work, size, loops.ROW))
+    if residual is None:
+        residual = state.residual if not state.residual.any() else np.zeros(size, np.float32)
+    return OuterStep(
+        FragmentState(theta, momentum, residual),
+        payload.data if payload is not None else None,
+        largest < loops.NOT_FINITE,
+    )
 
 
-def apply_delta(base: FloatVector, payload: Buffer, download_encoding: str) -> FloatVector:
+def apply_delta(
+    base: FloatVector, payload: Buffer, download_encoding: str, threads: LoopThreads = CALLING_THREAD
+) -> FloatVector:
     """fl32(base + d): the next version, bit for bit the syncer's, for a holder of exactly the version before.
 
     Plain IEEE additions on the host, so that no compiler can fuse or flush them on one side only.
 
     Raises:
         EncodingError: the payload has another number of elements than `base`.
+        ValueError: `base` is not a contiguous float32 vector.
     """
-    theta = Encoded(payload, download_encoding, base.size).decode()
-    return np.add(base, theta, out=theta)
+    if base.dtype != np.float32 or base.ndim != 1 or not base.flags.c_contiguous:
+        raise ValueError(f"a delta is added to a contiguous float32 vector, not to {base.dtype} {base.shape}")
+    delta = Encoded(payload, download_encoding, base.size)
+    theta, kind = new_vector(base.size), encoding_named(delta.encoding).kind
+    addresses = address_of(base), address_of(payload), address_of(theta)
+    loops = kernels()
 
+    def work(first: int, last: int) -> None:
+        loops.add_decoded(addresses[0], addresses[1], kind, theta.size, first, last, addresses[2])
 
-def _nesterov_update(
-    momentum: FloatVector, delta: FloatVector, learning_rate: float, mu: float, *, out: FloatVector
-) -> FloatVector:
-    """Writes mu*b + Delta to `out` and returns lr*(Delta + mu*out), rounded at every operation."""
-    np.multiply(momentum, np.float32(mu), out=out)
-    out += delta
-    update = np.multiply(out, np.float32(mu))
-    update += delta
-    update *= np.float32(learning_rate)
-    return update
-
-
-def _blocks(size: int) -> Iterator[slice]:
-    return (slice(start, min(start + BLOCK_ELEMENTS, size)) for start in range(0, size, BLOCK_ELEMENTS))
+    threads.run(work, theta.size, BLOCK_ELEMENTS)
+    return theta

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import decoupled_diloco.arrays.kernels  # noqa: F401 (compiled before hypothesis takes the time)
 from decoupled_diloco.arrays.digest import state_digest, vector_digest
 from decoupled_diloco.arrays.encoding import (
     BLOCK_ELEMENTS,

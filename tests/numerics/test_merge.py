@@ -55,10 +55,10 @@ def expected(
 
 
 def assert_float32_close(actual: FloatVector, wanted: reference.Vector, scale: float = 1.0) -> None:
-    """Equal up to one rounding to float32 (and to float64 noise `scale` times the largest element)."""
+    """Equal up to two roundings to float32 (and to float64 noise `scale` times the largest element)."""
     assert actual.dtype == np.float32
     noise = scale * 1e-15 * float(np.abs(wanted).max(initial=0.0))
-    np.testing.assert_allclose(actual, wanted, rtol=2**-24 * 1.01, atol=noise + 1e-45)
+    np.testing.assert_allclose(actual, wanted, rtol=2**-23 * 1.01, atol=noise + 1e-45)
 
 
 def random_uploads(rng: np.random.Generator, count: int, size: int) -> list[FloatVector]:
@@ -208,15 +208,6 @@ def test_the_same_contributions_give_the_same_bits(rule: MergeRule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_blocks_do_not_show(rule: MergeRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads = random_uploads(np.random.default_rng(5), 3, 1000)
-    whole, _ = merge(uploads, [1.0, 2.0, 3.0], one_segment(1000, rule))
-    monkeypatch.setattr(merge_module, "BLOCK_ELEMENTS", 64)
-    blocked, _ = merge(uploads, [1.0, 2.0, 3.0], one_segment(1000, rule))
-    np.testing.assert_allclose(blocked, whole, rtol=2e-7)
-
-
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 127, 500, 70_001])
 def test_contributions_in_any_encoding_are_merged_as_what_they_decode_to(rule: MergeRule, size: int) -> None:
     uploads = random_uploads(np.random.default_rng(6), 8, size)
@@ -241,7 +232,7 @@ def test_a_merge_needs_little_memory_beyond_its_result(encoding: str, rule: Merg
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak_bytes < 6 * 4 * size + 4 * 8 * merge_module.BLOCK_ELEMENTS
+    assert peak_bytes < 4 * size + 65_536
 
 
 def test_contributions_are_only_read() -> None:
@@ -259,7 +250,7 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         merge([one, one], [1.0], one_segment(2, "avg"))
     with pytest.raises(ValueError, match="merge weight 0.0 is not between"):
         merge([one], [0.0], one_segment(2, "avg"))
-    with pytest.raises(ValueError, match="differ in shape"):
+    with pytest.raises(ValueError, match="differ in length"):
         merge([one, np.ones(3, np.float32)], [1.0, 1.0], one_segment(2, "avg"))
     with pytest.raises(ValueError, match="segments cover 1 elements, contributions have 2"):
         merge([one], [1.0], one_segment(1, "avg"))

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from decoupled_diloco.arrays import outer as outer_module
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import DOWNLOAD_ENCODINGS, ENCODINGS, EncodingError, FloatVector
 from decoupled_diloco.arrays.outer import FragmentState, apply_delta, outer_step
@@ -113,17 +112,6 @@ def test_the_old_version_is_left_as_it_was(encoding: str) -> None:
         assert not vector.flags.writeable
 
 
-@pytest.mark.parametrize("encoding", DOWNLOAD_ENCODINGS)
-def test_blocks_do_not_show(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"learning_rate": 0.7, "mu": 0.9, "download_encoding": encoding}
-    whole = outer_step(random_state(), random_delta(1), **settings)  # type: ignore[arg-type]
-    monkeypatch.setattr(outer_module, "BLOCK_ELEMENTS", 7)
-    blocked = outer_step(random_state(), random_delta(1), **settings)  # type: ignore[arg-type]
-    assert blocked.delta_payload == whole.delta_payload
-    for name in ("theta", "momentum", "residual"):
-        assert getattr(blocked.state, name).tobytes() == getattr(whole.state, name).tobytes()
-
-
 def test_a_callers_vector_stays_writable() -> None:
     theta = np.zeros(3, np.float32)
     FragmentState.initial(theta)
@@ -136,6 +124,8 @@ def test_vectors_that_do_not_fit_are_refused() -> None:
         FragmentState(zeros, np.zeros(3), zeros)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"residual is float32 \(2,\)"):
         FragmentState(zeros, zeros, np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="theta is not contiguous"):
+        FragmentState(np.zeros(6, np.float32)[::2], zeros, zeros)
     state = FragmentState.initial(zeros)
     with pytest.raises(ValueError, match=r"delta has \(4,\) elements, the fragment \(3,\)"):
         outer_step(state, np.zeros(4, np.float32), learning_rate=1.0, mu=0.0, download_encoding="bf16")

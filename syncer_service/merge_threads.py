@@ -1,0 +1,53 @@
+"""The threads of merges: as many as the machine has processors, and behind all other threads of the process.
+
+While a merge keeps every processor busy, calls must still be answered. So these threads take a lower priority from the
+system: they use what is idle, and a thread that serves a call gets its processor at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from typing import Final
+
+from decoupled_diloco.arrays.encoding import kernels
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads
+
+NICE: Final = 10
+"""Priority of merging threads, 0 (as all others) to 19 (lowest). At 10 a thread gets about a tenth of a processor that
+a thread of ordinary priority wants whole."""
+
+
+def processor_count() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def step_back() -> None:
+    """Lowers the priority of the calling thread; does nothing where the system has no priorities of threads."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def loop_threads(stack: ExitStack | AsyncExitStack, thread_count: int) -> LoopThreads:
+    """Threads for the loops of a merge; they end with the stack.
+
+    Args:
+        stack: closed when the syncer stops.
+        thread_count: how many; 0: one per processor.
+    """
+    wanted = thread_count or processor_count()
+    if wanted == 1:
+        return CALLING_THREAD
+    pool = ThreadPoolExecutor(wanted, thread_name_prefix="merge-loop", initializer=step_back)
+    return LoopThreads(stack.enter_context(pool), wanted)
+
+
+def merge_executor(stack: ExitStack | AsyncExitStack) -> ThreadPoolExecutor:
+    """The one thread that merges are made in, one after the other; it first loads or compiles the loops."""
+    executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="merge", initializer=step_back))
+    executor.submit(kernels)
+    return executor
