@@ -10,7 +10,6 @@ import argparse
 import importlib
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.loopback import Vector
-from benchmarks.peers.usage import peak_bytes, resident_bytes
+from benchmarks.peers.usage import family_cpu_seconds, family_peak_bytes, resident_bytes
 from decoupled_diloco.runtime.malloc import tune_malloc
 
 
@@ -35,12 +34,6 @@ def answers() -> Callable[[dict[str, Any]], None]:
     return say
 
 
-def used_cpu_seconds() -> float:
-    """Processor time of this process and of the children that it has waited for."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(entry.ru_utime + entry.ru_stime for entry in usage)
-
-
 def be_far(module: Any, byte_count: int, say: Callable[[dict[str, Any]], None]) -> None:
     """Serves one round trip for each order."""
     base = resident_bytes(os.getpid())
@@ -49,10 +42,10 @@ def be_far(module: Any, byte_count: int, say: Callable[[dict[str, Any]], None]) 
     far.connect()
     say({"ready": True})
     for _ in sys.stdin:
-        before = used_cpu_seconds()
+        before = family_cpu_seconds()
         far.serve()
         sys.stdin.readline()
-        say({"cpu_seconds": used_cpu_seconds() - before, "peak_bytes": peak_bytes(os.getpid()), "base_bytes": base})
+        say({"cpu_seconds": family_cpu_seconds() - before, "peak_bytes": family_peak_bytes(), "base_bytes": base})
 
 
 def be_near(module: Any, byte_count: int, address: str, say: Callable[[dict[str, Any]], None]) -> None:
@@ -63,10 +56,10 @@ def be_near(module: Any, byte_count: int, address: str, say: Callable[[dict[str,
     say({"ready": True})
     is_checked = False
     for _ in sys.stdin:
-        before, started = used_cpu_seconds(), time.perf_counter()
+        before, started = family_cpu_seconds(), time.perf_counter()
         returned = near.round_trip(payload)
-        seconds, used = time.perf_counter() - started, used_cpu_seconds() - before
-        trip = {"seconds": seconds, "cpu_seconds": used, "peak_bytes": peak_bytes(os.getpid()), "base_bytes": base}
+        seconds, used = time.perf_counter() - started, family_cpu_seconds() - before
+        trip = {"seconds": seconds, "cpu_seconds": used, "peak_bytes": family_peak_bytes(), "base_bytes": base}
         trip |= getattr(near, "measured", {})  # who does other work between the two transfers takes the time itself
         if not is_checked:
             check = getattr(near, "check", lambda sent, got: np.array_equal(sent, got))

@@ -7,15 +7,15 @@ and publishes; that is no part of a transport's work, so neither its time nor it
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.peers.end import used_cpu_seconds
 from benchmarks.peers.loopback import Vector
-from benchmarks.peers.usage import cpu_seconds, peak_bytes, resident_bytes
+from benchmarks.peers.usage import cpu_seconds, peak_bytes, resident_bytes, used_cpu_seconds
 from benchmarks.rig_learner import RigLearner
 from benchmarks.syncer_rig import SyncerProcess, flat_schema, run_values
 from decoupled_diloco.arrays.digest import vector_digest
@@ -67,7 +67,7 @@ class Near:
             (uploaded[part] - begun[part]) + (ended[part] - published[part]) for part in range(len(begun))
         )
         usage = {"cpu_seconds": far, "peak_bytes": peak_bytes(syncer), "base_bytes": self._far_base}
-        self.measured = {"seconds": seconds, "cpu_seconds": own, "far": usage}
+        self.measured = {"seconds": seconds, "cpu_seconds": own, "peak_bytes": peak_bytes(os.getpid()), "far": usage}
         return values
 
     def _now(self) -> tuple[float, float, float]:

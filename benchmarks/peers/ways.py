@@ -40,6 +40,11 @@ class Way:
         return ROOT / self.environment / "bin" / "python" if self.environment else Path(sys.executable)
 
     @property
+    def request(self) -> str:
+        """What to ask for it by, and for its environment; "" if nobody has to."""
+        return self.environment.removeprefix(".venv-bench-") if self.is_by_request else ""
+
+    @property
     def absence(self) -> str:
         """Why it cannot be measured here; "" if it can."""
         if self.python.exists():
@@ -61,6 +66,31 @@ WAYS: Final[tuple[Way, ...]] = (
     Way("safetensors file", "file", "limit", "a file written and read, in shared memory; nothing durable"),
     Way("torchft, HTTP", "torchft_http", "peer", "pickled structure, raw tensors; not checked", ".venv-bench"),
     Way("torchft, process group", "torchft_pg", "peer", "pickled structure, in place; not checked", ".venv-bench"),
+    Way(
+        "Flower",
+        "flower",
+        "peer",
+        "objects hashed and stored by SuperLink and SuperNode; a process for each message",
+        ".venv-bench-flower",
+        is_by_request=True,
+        has_far=False,
+    ),
+    Way(
+        "hivemind",
+        "hivemind_p2p",
+        "peer",
+        "libp2p with TLS through a daemon at each end; serialized, split into 64 KiB; not compressed",
+        ".venv-bench-hivemind",
+        is_by_request=True,
+    ),
+    Way(
+        "NVFlare",
+        "nvflare_cells",
+        "peer",
+        "arrays serialized, fetched in chunks through its cells over gRPC; acknowledged",
+        ".venv-bench-nvflare",
+        is_by_request=True,
+    ),
 )
 """In the order of the table."""
 
@@ -69,13 +99,13 @@ def chosen(by_request: str) -> list[Way]:
     """The ways to compare.
 
     Args:
-        by_request: Modules of slow peers to add, separated by commas.
+        by_request: Slow peers to add, separated by commas.
 
     Raises:
         ValueError: there is no such peer.
     """
     wanted = {name.strip() for name in by_request.split(",")} - {""}
-    known = [way.module for way in WAYS if way.is_by_request]
+    known = [way.request for way in WAYS if way.is_by_request]
     if unknown := sorted(wanted - set(known)):
         raise ValueError(f"--peers {','.join(unknown)}: there is no such peer by request; there are {', '.join(known)}")
-    return [way for way in WAYS if not way.is_by_request or way.module in wanted]
+    return [way for way in WAYS if not way.is_by_request or way.request in wanted]

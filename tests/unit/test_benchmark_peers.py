@@ -33,6 +33,8 @@ def test_a_way_without_its_environment_is_not_measured():
 
 def test_slow_peers_come_by_name():
     assert not [way for way in chosen("") if way.is_by_request]
+    asked = [way.name for way in chosen("nvflare, flower") if way.is_by_request]
+    assert asked == ["Flower", "NVFlare"]
     with pytest.raises(ValueError, match="--peers horovod: there is no such peer by request"):
         chosen("horovod")
 
