@@ -107,7 +107,64 @@ def peers(section: Section) -> Canvas | None:
     return canvas
 
 
+def bars(unit: str, label: str, wanted: str = "") -> Callable[[Section], Canvas | None]:
+    """A picture of all figures of one unit, with their ranges and targets.
+
+    Args:
+        unit: Of the figures.
+        label: Of the axis.
+        wanted: Only figures whose names have this in them.
+    """
+
+    def make(section: Section) -> Canvas | None:
+        shown = [figure for figure in section.figures if figure.unit == unit and wanted in figure.name]
+        if not shown:
+            return None
+        canvas = _canvas(len(shown))
+        axes = canvas.subplots()
+        for row, figure in enumerate(shown):
+            axes.barh(row, figure.value, color=_colour(figure), height=0.7)
+            if figure.low is not None and figure.high is not None:
+                axes.plot([figure.low, figure.high], [row, row], color="black", linewidth=0.8)
+            if figure.target is not None:
+                axes.plot([figure.target.value] * 2, [row - 0.45, row + 0.45], color="black", linestyle=":")
+            axes.text(max(figure.value, figure.high or 0), row, f" {rounded(figure.value)}", va="center", fontsize=7)
+        axes.set_yticks(range(len(shown)), [figure.name for figure in shown])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{label} (line: range; dotted: target)")
+        return canvas
+
+    return make
+
+
+def _colour(figure: Figure) -> str:
+    return {True: GOOD, False: BAD, None: OURS}[figure.is_met]
+
+
+def stages(section: Section) -> Canvas | None:
+    """Time by stage as one bar for each case: details["stages"] is {case: {stage: milliseconds}}."""
+    cases: dict[str, dict[str, float]] = section.details.get("stages", {})
+    if not cases:
+        return None
+    canvas = Canvas(figsize=(WIDTH_INCHES, 1.6 + 0.5 * len(cases)))
+    axes = canvas.subplots()
+    names = list(dict.fromkeys(stage for case in cases.values() for stage in case))
+    for index, stage in enumerate(names):
+        widths = [case.get(stage, 0.0) for case in cases.values()]
+        lefts = [sum(case.get(earlier, 0.0) for earlier in names[:index]) for case in cases.values()]
+        axes.barh(range(len(cases)), widths, left=lefts, color=f"C{index % 10}", height=0.6, label=stage)
+    axes.set_yticks(range(len(cases)), list(cases))
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=4, fontsize=7, frameon=False)
+    return canvas
+
+
 SUBJECTS: Final[dict[str, dict[str, Callable[[Section], Canvas | None]]]] = {
     "peers": {"peers": peers},
+    "shaped": {"gain": bars("x", "times float32's values a second on 1 Gbit/s")},
+    "capacity": {"capacity": bars("GB/s", "GB/s")},
+    "quality": {"quality": bars("%", "% of float32's loss")},
 }
 """Pictures by section and name of the file."""

@@ -84,9 +84,11 @@ class Member:
 MEMBERS: Final[tuple[Member, ...]] = (
     Member("peers", "the same payload by our calls, by limits and by others' transports", seconds_max=900.0),
     Member("profile", "where our time goes, on both ends"),
-    Member("quality", "what the encoding of contributions costs in quality"),
-    Member("scale", "64 learners on one syncer"),
-    Member("capacity", "what one syncer sustains"),
+    Member("shaped", "what an encoding gains on a link of 1 Gbit/s, and the bytes on it"),
+    Member("wide_area", "what several connections gain over a long distance"),
+    Member("scale", "64 learners on one syncer: rounds, processor time, decisions"),
+    Member("capacity", "the largest model that one syncer sustains"),
+    Member("quality", "what an encoding costs in loss", seconds_max=600.0),
     Member(
         "start",
         "a killed learner is back: from its start to its first step",
