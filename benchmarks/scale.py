@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import statistics
 import sys
 import time
@@ -20,17 +21,20 @@ from typing import Final
 
 from benchmarks.crowd import Crowd
 from benchmarks.figures import Figure, Section, Target, of_repetitions, run
+from benchmarks.rig_learner import RigLearner
 from benchmarks.scrape import readings
 from benchmarks.syncer_rig import SyncerProcess, flat_schema, run_values
+from decoupled_diloco.arrays.schema import Schema
 from decoupled_diloco.core.effects import StartMerge
 from decoupled_diloco.core.errors import Reason
+from decoupled_diloco.core.ids import Role
 from decoupled_diloco.runtime.malloc import tune_malloc
 from syncer_service.tape_file import TapeFile, tape_files
 
 LEARNERS: Final = (8, 16, 32, 64)
 LEARNERS_QUICK: Final = (8, 32)
 ROUNDS: Final = 8
-ROUNDS_QUICK: Final = 5
+ROUNDS_QUICK: Final = 4
 """Rounds that are measured, once everybody is in them."""
 WARM_ROUNDS: Final = 3
 FRAGMENTS: Final = 8
@@ -38,7 +42,10 @@ FRAGMENT_PARAMETERS: Final = 16384
 STEP_SECONDS: Final = 0.5
 STEPS_PER_ROUND: Final = 2
 DECISION_MS_MAX: Final = 0.2
-DEVIATION_PERCENT_MAX: Final = 15.0
+GROWTH_MAX: Final = 1.05
+"""Exponent of growth from the fewest to the most contributors: 1 in proportion, 2 with their square."""
+QUESTIONS: Final = 40
+QUESTION_PAUSE_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class Measured:
         overloaded: transfers that were refused because the syncer had no room for them.
         broken: transfers that broke.
         upload_ms: median from the header of a contribution to its fate.
+        question_ms: median of a small question to the machine and back, over gRPC, while they train.
         decision_ms: median, 99th percentile and maximum of a decision of the machine.
         merge_decision_ms: median of the decisions that begin a merge.
     """
@@ -72,6 +80,7 @@ class Measured:
     overloaded: int
     broken: int
     upload_ms: float
+    question_ms: float
     decision_ms: tuple[float, float, float]
     merge_decision_ms: float
 
@@ -137,6 +146,7 @@ async def measure_learners(learner_count: int, round_count: int, step_seconds: f
             wall, cpu = time.perf_counter() - started, syncer.cpu_seconds() - cpu
             members = [count for number, count in sorted(crowd.members.items()) if number > first]
             metrics = await readings(syncer.page)
+            questions = await question_seconds(syncer, schema)
         decisions, merges = decision_seconds(syncer.folder / "state")
     closed = {outcome: int(metrics[f'rounds_total{{outcome="{outcome}"}}']) for outcome in ("committed", "abandoned")}
     return Measured(
@@ -151,9 +161,21 @@ async def measure_learners(learner_count: int, round_count: int, step_seconds: f
         overloaded=crowd.failures[Reason.OVERLOADED.value],
         broken=crowd.failures["UNREACHABLE"],
         upload_ms=1e3 * statistics.median(crowd.upload_seconds),
+        question_ms=1e3 * statistics.median(questions),
         decision_ms=spread_ms(decisions),
         merge_decision_ms=1e3 * statistics.median(merges),
     )
+
+
+async def question_seconds(syncer: SyncerProcess, schema: Schema) -> list[float]:
+    """How long small questions of somebody who does not train take: gRPC, the event loop, the machine, and back."""
+    async with RigLearner(syncer, "probe", schema, Role.OBSERVER) as probe:
+        await probe.echo()
+        found = []
+        for _ in range(QUESTIONS):
+            await asyncio.sleep(QUESTION_PAUSE_SECONDS)  # spread over the rounds
+            found.append(await probe.echo())
+    return found
 
 
 def decision_seconds(state_dir: Path) -> tuple[list[float], list[float]]:
@@ -221,11 +243,19 @@ def section_of(found: Sequence[Measured]) -> Section:
             "largest deviation from the straight line",
             100 * line.deviation,
             "%",
-            Target("at most", DEVIATION_PERCENT_MAX) if len(points) > 2 else None,
+            note="fewer than proportional where many come at once",
+        ),
+        Figure(
+            "growth with the contributors",
+            growth(points),
+            "",
+            Target("at most", GROWTH_MAX),
+            note="exponent, 1 is linear",
         ),
         of_repetitions(f"decision of the machine, {at}, median", decisions, "ms", Target("at most", DECISION_MS_MAX)),
         of_repetitions(f"the same, 99th percentile, {at}", [item.decision_ms[1] for item in largest], "ms"),
         of_repetitions(f"the decision to merge, {at}", [item.merge_decision_ms for item in largest], "ms"),
+        of_repetitions(f"a question over gRPC and back, {at}", [item.question_ms for item in largest], "ms"),
         of_repetitions(f"contribution, header to fate, {at}", [item.upload_ms for item in largest], "ms"),
         of_repetitions("the same, fewest learners", [item.upload_ms for item in sizes[0]], "ms"),
     ]
@@ -233,7 +263,7 @@ def section_of(found: Sequence[Measured]) -> Section:
         "scale",
         "Many learners on one syncer",
         f"{', '.join(str(size[0].learners) for size in sizes)} learners without a model, all in one process; on the "
-        f"same machine the with its durable store and its tape. {FRAGMENTS} fragments of "
+        f"same machine the syncer with its durable store and its tape. {FRAGMENTS} fragments of "
         f"{FRAGMENT_PARAMETERS} parameters, bf16 both ways, a round every {STEP_SECONDS * STEPS_PER_ROUND:g} s, "
         f"{found[0].rounds} rounds measured each, {len(largest)} times. Processor time is the syncer's, all threads.",
         tuple(figures),
@@ -257,6 +287,12 @@ def table_of_sizes(sizes: Sequence[Sequence[Measured]], line: Line) -> dict[str,
         for size, (contributors, cpu_ms) in zip(sizes, _points(sizes), strict=True)
     ]
     return {"title": "By number of learners", "columns": columns, "rows": rows}
+
+
+def growth(points: Sequence[tuple[float, float]]) -> float:
+    """The exponent by which y grows with x from the first point to the last."""
+    (x_first, y_first), (x_last, y_last) = points[0], points[-1]
+    return math.log(y_last / y_first) / math.log(x_last / x_first)
 
 
 def _points(sizes: Sequence[Sequence[Measured]]) -> list[tuple[float, float]]:

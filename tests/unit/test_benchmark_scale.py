@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.figures import Section
-from benchmarks.scale import Measured, line_through, measure_learners, section_of, spread_ms
+from benchmarks.scale import Measured, growth, line_through, measure_learners, section_of, spread_ms
 
 
 def test_points_on_a_line_do_not_deviate_from_it():
@@ -11,6 +11,8 @@ def test_points_on_a_line_do_not_deviate_from_it():
 
 def test_what_grows_with_the_square_deviates():
     assert line_through([(8, 64.0), (16, 256.0), (32, 1024.0), (64, 4096.0)]).deviation > 0.3
+    assert growth([(8, 64.0), (64, 4096.0)]) == pytest.approx(2.0)
+    assert growth([(8, 45.0), (64, 325.0)]) < 1.0
     with pytest.raises(ValueError, match="different x"):
         line_through([(8, 1.0), (8, 2.0)])
 
@@ -26,14 +28,15 @@ async def test_a_few_learners_take_part_in_every_round_and_their_decisions_are_t
     assert found.committed == found.opened > found.rounds
     assert (found.overloaded, found.broken) == (0, 0)
     assert 0 < found.queue_highest < 4096
+    assert found.question_ms > 0
     assert 0 < found.decision_ms[0] <= found.decision_ms[1] <= found.decision_ms[2]
 
 
 def measured(learners, cpu_seconds, **more):
     values = {
         "contributors": float(learners), "rounds": 10, "wall_seconds": 10.0, "opened": 20, "committed": 20,
-        "queue_highest": learners, "overloaded": 0, "broken": 0, "upload_ms": 3.0, "decision_ms": (0.01, 0.1, 1.0),
-        "merge_decision_ms": 0.1,
+        "queue_highest": learners, "overloaded": 0, "broken": 0, "upload_ms": 3.0, "question_ms": 1.0,
+        "decision_ms": (0.01, 0.1, 1.0), "merge_decision_ms": 0.1,
     }  # fmt: skip
     return Measured(learners=learners, cpu_seconds=cpu_seconds, **(values | more))
 
