@@ -158,6 +158,11 @@ def test_every_member_exists_and_takes_what_the_suite_gives(item):
         assert "if __name__ ==" in text
 
 
+def test_the_page_of_the_benchmarks_names_every_member():
+    page = (suite.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert [item.name for item in MEMBERS if f"| `{item.name}` |" not in page] == []
+
+
 def test_the_pictures_are_of_members():
     assert set(pictures.SUBJECTS) <= {item.name for item in MEMBERS}
 
