@@ -10,21 +10,21 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import numpy as np
 
-from benchmarks.syncer_rig import SyncerProcess
 from decoupled_diloco.arrays.encoding import FloatVector, encoding_named, float32_elements
 from decoupled_diloco.arrays.fragments import fragment_schema
 from decoupled_diloco.arrays.schema import Schema
+from decoupled_diloco.config import RunConfig
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.ids import Activity, Fate, Role, Version
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.channel import open_channels
 from decoupled_diloco.runtime.ports import parse_address
-from decoupled_diloco.runtime.rate_limit import TransferLimits
+from decoupled_diloco.runtime.rate_limit import TransferLimits, read_ahead_bytes
 from decoupled_diloco.wire.control import Report
 from learner_service.bulk_client import BulkClient, Receipt
 from learner_service.syncer_client import ControlStream, Joined, JoinRequest, SyncerClient
@@ -36,6 +36,15 @@ WAIT_SECONDS: Final = 120.0
 STEPS_PER_ASK: Final = 10
 """Steps that a learner claims to have made for each contribution."""
 TOKENS_PER_STEP: Final = 100
+
+
+class Joinable(Protocol):
+    """A syncer that runs somewhere, for example a `SyncerProcess`."""
+
+    @property
+    def address(self) -> str: ...  # noqa: D102 (host:port of its data port)
+    @property
+    def config(self) -> RunConfig: ...  # noqa: D102 (the run's)
 
 
 class RigLearner:
@@ -57,6 +66,7 @@ class RigLearner:
         joined: the answer to the join.
         bulk: the project's client for transfers.
         events: all instructions so far.
+        heard_at: when the newest instruction of each kind came, by `time.perf_counter`.
     """
 
     joined: Joined
@@ -64,7 +74,7 @@ class RigLearner:
 
     def __init__(
         self,
-        syncer: SyncerProcess,
+        syncer: Joinable,
         name: str,
         schema: Schema,
         role: Role = Role.LEARNER,
@@ -84,6 +94,7 @@ class RigLearner:
         self._limits = limits
         self.local_step = STEPS_PER_ASK
         self.events: list[lev.LearnerEvent | Policy] = []
+        self.heard_at: dict[type, float] = {}
         self._news = asyncio.Condition()
         self._stack = AsyncExitStack()
 
@@ -91,7 +102,8 @@ class RigLearner:
         config = self._syncer.config
         self.sizes = fragment_schema(self.schema, config.fragments.count).sizes
         address = parse_address(self._address or self._syncer.address)
-        channels = open_channels(address, None, bulk_connections=self._bulk_connections)
+        read_ahead = read_ahead_bytes(self._limits.download.bytes_per_second) if self._limits else 0
+        channels = open_channels(address, None, bulk_connections=self._bulk_connections, read_ahead_bytes=read_ahead)
         self._stack.push_async_callback(channels.close)
         client = SyncerClient(channels.control, self.name)
         policy = config.to_policy()
@@ -127,6 +139,7 @@ class RigLearner:
         while True:
             if (event := await stream.received()) is not None:
                 self.events.append(event)
+                self.heard_at[type(event)] = time.perf_counter()
                 async with self._news:
                     self._news.notify_all()
 
@@ -237,7 +250,7 @@ class RigLearner:
         return time.perf_counter() - started
 
     def values_of(self, receipt: Receipt) -> FloatVector:
-        """The values of a whole version."""
+        """The values of a version that came whole."""
         return float32_elements(receipt.payload)
 
 

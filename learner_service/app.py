@@ -27,6 +27,7 @@ from decoupled_diloco.runtime.config_layers import Layer, Setting, table_layer
 from decoupled_diloco.runtime.lifecycle import ExitCode, StopRequest
 from decoupled_diloco.runtime.logs import default_logs, get_logger
 from decoupled_diloco.runtime.ports import Address, parse_address
+from decoupled_diloco.runtime.rate_limit import read_ahead_bytes
 from decoupled_diloco.runtime.tls import channel_credentials
 from learner_service.activity import ActivityAccount
 from learner_service.checked_workload import CheckedWorkload
@@ -79,10 +80,11 @@ def workload_of(document: RunConfig, cache_path: Path, options: Mapping[str, obj
 def opener_of(settings: ParticipantSettings, section: str) -> Callable[[Address], Channels]:
     """How a participant opens its connections."""
     files = settings.tls_files(section)
+    read_ahead = read_ahead_bytes(settings.download_bytes_per_second_max)
 
     def opened(address: Address) -> Channels:
         credentials: grpc.ChannelCredentials | None = channel_credentials(files) if files is not None else None
-        return open_channels(address, credentials, settings.tls_server_name, settings.bulk_connections)
+        return open_channels(address, credentials, settings.tls_server_name, settings.bulk_connections, read_ahead)
 
     if files is not None:
         files.check()

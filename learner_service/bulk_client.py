@@ -20,7 +20,7 @@ from decoupled_diloco.core.errors import PeerError, UnreachableError
 from decoupled_diloco.core.ids import Fate, Version
 from decoupled_diloco.core.policy import Deadlines
 from decoupled_diloco.runtime.channel import BulkChannel
-from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits
+from decoupled_diloco.runtime.rate_limit import Allowance, RateLimit, TransferLimits
 from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire.codec import contribution_header_to_wire, version_from_wire, version_to_wire
 from decoupled_diloco.wire.enums import encoding_from_wire, encoding_to_wire, fate_from_wire
@@ -208,7 +208,10 @@ class BulkClient:
         ending.add_done_callback(_endings.discard)
 
     async def _receive(self, call: Any, receipt: Receipt, bytes_max: int, moved: Moved, idle: Idle) -> None:
+        allowance = Allowance(self._limits.download, CHUNK_BYTES)
         while True:
+            await allowance.for_next(receipt.received_bytes, len(receipt.payload))
+            idle.moved()
             part = await step_of(call, call.read(), idle)
             if part is END:
                 raise await end_of(call)
@@ -218,8 +221,6 @@ class BulkClient:
                     raise CorruptPayloadError("a chunk came before the header")
                 receipt.sink.write(part)
                 moved(len(part.data))
-                await self._limits.download.passed(len(part.data))
-                idle.moved()
             elif part.WhichOneof("part") == "header":
                 base = version_from_wire(part.header.delta_base) if part.header.HasField("delta_base") else None
                 encoding = encoding_from_wire(part.header.encoding)

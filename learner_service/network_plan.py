@@ -13,7 +13,7 @@ from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.fragments import Fragmentation
 from decoupled_diloco.runtime.channel import Channels, open_channel
 from decoupled_diloco.runtime.ports import Address, parse_address
-from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits
+from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits, read_ahead_bytes
 from decoupled_diloco.runtime.tls import TlsFiles, channel_credentials, server_credentials
 from learner_service.config import LearnerSettings
 from learner_service.optimizer_snapshot import snapshot_path
@@ -93,6 +93,7 @@ def peer_plan_of(settings: LearnerSettings, limits: TransferLimits) -> PeerPlan:
         ConfigError: the TLS files cannot be used.
     """
     files = settings.tls_files("learner")
+    read_ahead = read_ahead_bytes(settings.download_bytes_per_second_max)
     credentials = None
     if settings.tls_certificate is not None and settings.tls_key is not None:
         credentials = server_credentials(TlsFiles(settings.tls_certificate, settings.tls_key, section="learner"))
@@ -102,7 +103,8 @@ def peer_plan_of(settings: LearnerSettings, limits: TransferLimits) -> PeerPlan:
         if files is None and not settings.insecure and not address.is_loopback:
             raise ValueError("it is not on this machine, and there is no TLS here (tls_ca) nor leave to do without it")
         # Each learner has a certificate of its own name: the setting for the syncer's says nothing of them.
-        return open_channel(address, channel_credentials(files) if files is not None else None)
+        credentials = channel_credentials(files) if files is not None else None
+        return open_channel(address, credentials, read_ahead_bytes=read_ahead)
 
     folder = settings.snapshot_dir
     return PeerPlan(

@@ -9,10 +9,10 @@ import grpc.aio
 import numpy as np
 
 from decoupled_diloco.arrays.optimizer_fragments import Payload
-from decoupled_diloco.runtime.rate_limit import RateLimit
+from decoupled_diloco.runtime.rate_limit import Allowance, RateLimit
 from decoupled_diloco.wire.methods import PeerStub
 from decoupled_diloco.wire.peer import CopyName, PartHeader, PartRequest, part_header_from_wire, part_request_to_wire
-from decoupled_diloco.wire.stream import ChunkPart, CorruptPayloadError, PayloadSink
+from decoupled_diloco.wire.stream import CHUNK_BYTES, ChunkPart, CorruptPayloadError, PayloadSink
 from learner_service.peer_copies import BOUNDARY_SECONDS_MAX
 from learner_service.syncer_client import END, Idle, end_of, step_of
 
@@ -103,6 +103,7 @@ class PeerClient:
 
     async def _receive(self, call: Any, receipt: PartReceipt, moved: Callable[[int], None]) -> None:
         idle = Idle(HEADER_SECONDS_MAX)
+        allowance = Allowance(self._limit, CHUNK_BYTES)
         while True:
             part = await step_of(call, call.read(), idle)
             if part is END:
@@ -110,10 +111,10 @@ class PeerClient:
             if isinstance(part, ChunkPart):
                 receipt.write(part)
                 moved(len(part.data))
-                await self._limit.passed(len(part.data))
             elif part.WhichOneof("part") == "header":
                 receipt.open(part_header_from_wire(part.header))
             else:
                 receipt.finish(part.trailer.digest)
                 return
+            await allowance.for_next(receipt.received_bytes, receipt.payload.size)
             idle = Idle(CHUNK_SECONDS_MAX)

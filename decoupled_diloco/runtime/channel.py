@@ -68,12 +68,14 @@ def add_port(
     return Address(address.host, port)
 
 
-def channel_options(address: Address, server_name: str = "") -> Options:
+def channel_options(address: Address, server_name: str = "", read_ahead_bytes: int = 0) -> Options:
     """Options of every gRPC channel.
 
     Args:
         address: What is dialled.
         server_name: Name to expect in the server's certificate, where it is not the host.
+        read_ahead_bytes: What may arrive on a stream that nobody reads from; 0: what gRPC finds right for the link,
+            many megabytes on a fast one.
     """
     options: list[tuple[str, int | str]] = [
         # A pool of its own per channel: channels with equal options would otherwise share one connection.
@@ -90,6 +92,8 @@ def channel_options(address: Address, server_name: str = "") -> Options:
     if address.is_loopback:
         # A proxy that the environment names cannot reach this machine's loopback.
         options.append(("grpc.enable_http_proxy", 0))
+    if read_ahead_bytes:
+        options += [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", read_ahead_bytes)]
     if server_name:
         options.append(("grpc.ssl_target_name_override", server_name))
     return tuple(options)
@@ -115,7 +119,11 @@ class Channels:
 
 
 def open_channels(
-    address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = "", bulk_connections: int = 1
+    address: Address,
+    credentials: grpc.ChannelCredentials | None,
+    server_name: str = "",
+    bulk_connections: int = 1,
+    read_ahead_bytes: int = 0,
 ) -> Channels:
     """Opens the connections to a server, in the running event loop; nothing is sent before the first call.
 
@@ -124,21 +132,18 @@ def open_channels(
         credentials: From `tls.channel_credentials`; None for plaintext, which the settings must have allowed.
         server_name: Name to expect in the server's certificate, where it is not the host.
         bulk_connections: Connections that streams of bytes are spread over, >= 1.
+        read_ahead_bytes: See `channel_options`; for the bulk connections.
     """
-
-    def opened() -> grpc.aio.Channel:
-        return open_channel(address, credentials, server_name)
-
-    if bulk_connections == 1:
-        return Channels(opened(), opened())
-    return Channels(opened(), SpreadChannel([opened() for _ in range(bulk_connections)]))
+    bulk = [open_channel(address, credentials, server_name, read_ahead_bytes) for _ in range(bulk_connections)]
+    control = open_channel(address, credentials, server_name)
+    return Channels(control, bulk[0] if bulk_connections == 1 else SpreadChannel(bulk))
 
 
 def open_channel(
-    address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = ""
+    address: Address, credentials: grpc.ChannelCredentials | None, server_name: str = "", read_ahead_bytes: int = 0
 ) -> grpc.aio.Channel:
     """One connection for asyncio."""
-    options = channel_options(address, server_name)
+    options = channel_options(address, server_name, read_ahead_bytes)
     if credentials is None:
         return grpc.aio.insecure_channel(str(address), options=options)
     return grpc.aio.secure_channel(str(address), credentials, options=options)

@@ -1,11 +1,12 @@
 """Limits on how fast this process moves bytes, so that a link that others use too is left room.
 
     limits = TransferLimits(RateLimit(upload_bytes_per_second), RateLimit(download_bytes_per_second))
-    await limits.upload.passed(len(message))      # before it is written; after it was read, for downloads
+    await limits.upload.passed(len(message))                  # before it is written
+    await allowance.for_next(received_bytes, payload_bytes)   # before it is read; `Allowance(limits.download, ...)`
 
 One limit is shared by all streams of a direction, which take turns piece by piece, so that each gets the same share. A
-stream that waits for its turn leaves the event loop to others. What was read late is sent late: a receiver that waits
-holds the sender back by the flow control of the connection.
+stream that waits for its turn leaves the event loop to others. What is not read is not sent: a receiver that waits
+holds the sender back by the flow control of the connection, but for what the transport reads ahead.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ BURST_SECONDS: Final = 0.05
 """Credit for idle time, in seconds of the rate: makes up for timers that ring late, and no more."""
 PIECE_SECONDS: Final = 0.05
 """A sender cuts its bytes into pieces that take this long, so that bytes flow evenly and streams take turns often."""
+READ_AHEAD_SECONDS: Final = 1 / 16
+"""A stream that is not read from takes in what comes in this time at the full rate; one that is alone still gets the
+whole rate over links with round trips of as long."""
+READ_AHEAD_BYTES_MIN: Final = 64 << 10
+"""The smallest window that HTTP/2 streams begin with."""
 PIECE_BYTES_MIN: Final = 16 << 10
 """Pieces are not smaller than this; below, what surrounds them costs more than they."""
 
@@ -96,6 +102,31 @@ class RateLimit:
         return max(min(piece_bytes_max, int(PIECE_SECONDS * self.bytes_per_second)), PIECE_BYTES_MIN)
 
 
+class Allowance:
+    """What one stream may still receive: bytes are paid for before they are read, a piece at a time.
+
+    Args:
+        limit: shared with other streams.
+        piece_bytes: size of the pieces that the sender cuts, in bytes.
+    """
+
+    def __init__(self, limit: RateLimit, piece_bytes: int) -> None:
+        self._limit = limit
+        self._piece_bytes = piece_bytes
+        self._paid_bytes = 0
+        self._seen_bytes: int | None = None
+
+    async def for_next(self, received_bytes: int, payload_bytes: int) -> None:
+        """Waits until the next bytes of a payload, of which so many have arrived, may be read."""
+        if self._seen_bytes is None or received_bytes < self._seen_bytes:
+            self._paid_bytes = received_bytes  # an earlier stream has paid for them, or the payload begins anew
+        self._seen_bytes = received_bytes
+        while self._paid_bytes <= received_bytes < payload_bytes:
+            due = min(self._piece_bytes, payload_bytes - self._paid_bytes)
+            await self._limit.passed(due)
+            self._paid_bytes += due
+
+
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
     """The limits of one process, shared by all its transfers.
@@ -107,6 +138,11 @@ class TransferLimits:
 
     upload: RateLimit = field(default_factory=RateLimit)
     download: RateLimit = field(default_factory=RateLimit)
+
+
+def read_ahead_bytes(bytes_per_second: float) -> int:
+    """What the transport may take in on a stream that waits for its turn; 0 without a limit: as it likes."""
+    return max(READ_AHEAD_BYTES_MIN, int(READ_AHEAD_SECONDS * bytes_per_second)) if bytes_per_second > 0 else 0
 
 
 def bytes_per_second_min(piece_bytes: int, stream_count: int, idle_seconds: float) -> int:

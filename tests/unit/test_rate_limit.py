@@ -13,9 +13,12 @@ from decoupled_diloco.runtime.clock import ManualClock
 from decoupled_diloco.runtime.rate_limit import (
     BURST_SECONDS,
     PIECE_BYTES_MIN,
+    READ_AHEAD_BYTES_MIN,
+    Allowance,
     RateLimit,
     TokenBucket,
     bytes_per_second_min,
+    read_ahead_bytes,
 )
 
 MIB = 1 << 20
@@ -155,6 +158,45 @@ async def test_a_stream_that_gives_up_leaves_its_turn_to_the_next_and_has_used_n
     await second
     assert first.cancelled()
     assert clock.now() == pytest.approx(2.0 - BURST_SECONDS)  # the debt of the 2000 bytes, and not of 1000 more
+
+
+async def test_a_receiver_pays_for_each_piece_before_it_is_read_whatever_the_sender_cuts() -> None:
+    for chunk_bytes in (100_000, 30_000, 7_000):
+        time = Time()
+        allowance = Allowance(time.limit(1_000_000), 100_000)
+        received, payload = 0, 1_000_000
+        while received < payload:
+            await allowance.for_next(received, payload)
+            received = min(received + chunk_bytes, payload)
+        await allowance.for_next(received, payload)  # nothing is left to pay for
+        paid_late = 100_000 / 1_000_000 + BURST_SECONDS
+        assert 1.0 - paid_late <= time.clock.now() - 1000.0 <= 1.0 + chunk_bytes / 1_000_000
+
+
+async def test_a_receiver_that_goes_on_pays_for_the_rest_alone_and_again_for_what_begins_anew() -> None:
+    time = Time()
+    limit = time.limit(1_000_000)
+    await limit.passed(int(BURST_SECONDS * 1_000_000))  # no credit is left
+    resumed = Allowance(limit, 100_000)
+    await resumed.for_next(900_000, 1_000_000)
+    await limit.passed(0)
+    assert time.clock.now() == pytest.approx(1000.1)
+    await resumed.for_next(0, 1_000_000)  # the other end has another copy: all of it is sent again
+    await limit.passed(0)
+    assert time.clock.now() == pytest.approx(1000.2)
+
+
+async def test_a_receiver_pays_for_nothing_before_it_knows_the_length() -> None:
+    time = Time()
+    limit = time.limit(1_000_000)
+    await Allowance(limit, 100_000).for_next(0, 0)
+    await limit.passed(int(BURST_SECONDS * 1_000_000))
+    await limit.passed(0)
+    assert time.clock.now() == 1000.0
+
+
+def test_the_transport_reads_ahead_by_a_part_of_a_second_and_as_it_likes_without_a_limit() -> None:
+    assert [read_ahead_bytes(rate) for rate in (0, 1000, 16_000_000)] == [0, READ_AHEAD_BYTES_MIN, 1_000_000]
 
 
 def test_pieces_get_smaller_with_the_rate_down_to_a_bound() -> None:

@@ -12,7 +12,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from decoupled_diloco.runtime.channel import SERVER_OPTIONS, Channels, add_port, open_channel, open_channels
+from decoupled_diloco.runtime.channel import (
+    SERVER_OPTIONS,
+    Channels,
+    add_port,
+    channel_options,
+    open_channel,
+    open_channels,
+)
 from decoupled_diloco.runtime.ports import Address
 from decoupled_diloco.runtime.spread_channel import SpreadChannel
 
@@ -138,3 +145,9 @@ async def test_one_connection_is_a_plain_channel_and_several_are_closed_together
             await end_of(stream)
         assert [await stream.code() for stream in streams] == [grpc.StatusCode.CANCELLED] * 4
         assert channel.calls_under_way == (0, 0, 0, 0)
+
+
+def test_a_limited_channel_reads_ahead_as_far_as_it_is_told() -> None:
+    limited = dict(channel_options(Address("127.0.0.1", 1), read_ahead_bytes=77))
+    assert (limited["grpc.http2.bdp_probe"], limited["grpc.http2.lookahead_bytes"]) == (0, 77)
+    assert not {name for name, _ in channel_options(Address("127.0.0.1", 1)) if "bdp" in name or "lookahead" in name}
