@@ -14,7 +14,15 @@ from decoupled_diloco.core.encoding_bits import ENCODING_BITS
 from decoupled_diloco.core.policy import Policy
 from simulator import bandwidth
 from simulator.bandwidth import Need, Plan
-from simulator.capacity import RATE_OPTIONS, ResultsError, known_rates, sustained
+from simulator.capacity import (
+    RATE_OPTIONS,
+    UPLOAD_BUFFER_BYTES,
+    ResultsError,
+    contribution_bytes,
+    known_rates,
+    resident_bytes,
+    sustained,
+)
 
 DEFAULT_RESULTS: Final = Path("benchmarks/results/latest.json")
 """Where `python -m benchmarks` leaves its figures."""
@@ -137,6 +145,11 @@ def report_of(options: argparse.Namespace) -> dict[str, Any]:
             "data_parallel": asdict(bandwidth.data_parallel(plan)),
         },
     }
+    count = plan.parameter_count
+    report["syncer_memory"] = {
+        "bytes": resident_bytes(plan) * count,
+        "contribution_bytes": contribution_bytes(plan) * count,
+    }
     if options.link_gbit is not None:
         link = options.link_gbit * 1e9
         report["link"] = {
@@ -189,10 +202,20 @@ def lines_of(report: dict[str, Any]) -> list[str]:
     if moved := needs["data_parallel"].up + needs["data_parallel"].down:
         ratio = moved / (needs["decoupled"].up + needs["decoupled"].down)
         lines += ["", f"On average a learner moves {ratio:.3g} times less than in data-parallel training."]
+    lines += ["", *_memory_lines(report["syncer_memory"])]
     for name, write in (("link", _link_lines), ("syncer_link", _syncer_link_lines), ("sustained", _sustained_lines)):
         if name in report:
             lines += ["", *write(report[name], plan)]
     return [*lines, "", *FORMULAS.splitlines()]
+
+
+def _memory_lines(memory: dict[str, float]) -> list[str]:
+    whole, contributions = memory["bytes"] / 1024**3, memory["contribution_bytes"] / 1024**3
+    lines = [f"The syncer holds about {whole:,.1f} GiB, {contributions:,.1f} GiB of it contributions."]
+    if memory["contribution_bytes"] > UPLOAD_BUFFER_BYTES:
+        default = f"{UPLOAD_BUFFER_BYTES >> 30} GiB"
+        lines.append(f"That is more than the default of syncer.upload_buffer_bytes_max, {default}: raise it.")
+    return lines
 
 
 def _link_lines(link: dict[str, Any], plan: Plan) -> list[str]:

@@ -8,12 +8,12 @@ docs/bandwidth.md has the formulas.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from decoupled_diloco.core.policy import Policy
 from simulator.bandwidth import SYNC_LATENCIES, Plan
 
 FLOAT32_BYTES: Final = 4
@@ -23,6 +23,8 @@ SPARE_FRAGMENTS: Final = 2
 """Fragments of float32 that a merge and its publication hold besides the contributions."""
 BASE_INTERVAL_COMMITS: Final = 8
 """Commits of a fragment from one whole payload on the disk to the next: default of `syncer.base_interval_commits`."""
+UPLOAD_BUFFER_BYTES: Final = 8 * 1024**3
+"""Memory for contributions: default of `syncer.upload_buffer_bytes_max`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,16 @@ def sustained(plan: Plan, rates: Rates) -> Sustained:
 
 
 def resident_bytes(plan: Plan) -> float:
-    """Memory of a syncer per parameter of the model.
+    """Memory of a syncer per parameter of the model: the state, contributions and `SPARE_FRAGMENTS` of float32."""
+    spare = SPARE_FRAGMENTS * FLOAT32_BYTES / plan.fragment_count
+    return STATE_VECTORS * FLOAT32_BYTES + contribution_bytes(plan) + spare
 
-    The state, the contributions of the rounds in flight, and `SPARE_FRAGMENTS` of float32.
-    """
-    in_flight = min(plan.fragment_count, 1 + math.ceil(plan.overlap_steps * plan.fragment_count / plan.interval_steps))
-    contributions = in_flight * plan.learner_count * plan.upload_bits / 8
-    spare = SPARE_FRAGMENTS * FLOAT32_BYTES
-    return STATE_VECTORS * FLOAT32_BYTES + (contributions + spare) / plan.fragment_count
+
+def contribution_bytes(plan: Plan) -> float:
+    """Memory of the contributions to all rounds in flight, per parameter of the model."""
+    policy = Policy(plan.fragment_count, plan.interval_steps, plan.overlap_steps)
+    in_flight = policy.rounds_in_flight_max(None, None)
+    return in_flight * plan.learner_count * plan.upload_bits / 8 / plan.fragment_count
 
 
 # --- where rates come from ---

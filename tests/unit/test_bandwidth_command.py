@@ -38,6 +38,14 @@ def test_what_no_bandwidth_hides_is_said(capsys):
     assert needs["decoupled"]["hidden"] is None
 
 
+def test_the_memory_of_the_syncer_is_told_and_what_to_raise(capsys):
+    # 12 bytes of state, 3 rounds x 8 learners x 2 bytes / 24 fragments, 8 / 24 spare: 14 1/3 bytes per parameter.
+    out = printed(capsys)
+    assert f"holds about {12e9 * (14 + 1 / 3) / 2**30:.1f} GiB, {24e9 / 2**30:.1f} GiB of it contributions" in out
+    assert "syncer.upload_buffer_bytes_max, 8 GiB: raise it" in out
+    assert "upload_buffer_bytes_max" not in printed(capsys, "--params", "1e9")
+
+
 def test_a_link_is_answered_with_what_would_fit(capsys):
     out = printed(capsys, "--bits", "int4", "--link-gbit", "6", "--syncer-link-gbit", "100")
     assert "Decoupled: no, Streaming: no, data-parallel: no" in out

@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from decoupled_diloco.core.policy import Policy
 from simulator.bandwidth import Plan
 from simulator.capacity import (
     BASE_INTERVAL_COMMITS,
     RATE_FIGURES,
+    UPLOAD_BUFFER_BYTES,
     Rates,
     ResultsError,
     commit_bytes,
+    contribution_bytes,
     known_rates,
     merge_bytes,
     resident_bytes,
@@ -30,6 +31,7 @@ def test_a_parameter_costs_its_bytes_up_down_through_the_merge_and_onto_the_disk
     assert merge_bytes(PLAN) == 8 + 12 + 12 + 4 + 2
     assert commit_bytes() == 5.0
     assert SyncerSettings().base_interval_commits == BASE_INTERVAL_COMMITS
+    assert SyncerSettings().upload_buffer_bytes_max == UPLOAD_BUFFER_BYTES
     found = sustained(PLAN, FAST)
     assert list(found.seconds_per_parameter.values()) == pytest.approx([8e-9, 8e-9, 38e-9, 5e-9])
     assert found.parameter_count == pytest.approx(12 / 59e-9)
@@ -65,12 +67,10 @@ def test_memory_is_a_limit_where_it_is_given():
     assert (found.parameter_count, found.limit) == (pytest.approx(1e6), "memory is the limit")
 
 
-@pytest.mark.parametrize(("P", "H", "tau"), [(8, 24, 6), (8, 24, 2), (24, 24, 2), (1, 24, 2), (3, 7, 5)])
-def test_rounds_in_flight_are_those_of_the_policy(P, H, tau):
+@pytest.mark.parametrize(("P", "H", "tau", "rounds"), [(8, 24, 6, 3), (8, 24, 2, 2), (24, 24, 2, 3), (1, 24, 2, 1)])
+def test_memory_holds_the_contributions_of_the_rounds_in_flight(P, H, tau, rounds):
     plan = replace(PLAN, fragment_count=P, interval_steps=H, overlap_steps=tau)
-    policy = Policy(fragment_count=P, interval_steps=H, overlap_steps=tau)
-    in_flight = (resident_bytes(plan) - 12 - 8 / P) * P / 8
-    assert in_flight == pytest.approx(policy.rounds_in_flight_max(None, None))
+    assert contribution_bytes(plan) == pytest.approx(rounds * 4 * 2 / P)
 
 
 def test_twice_the_learners_sustain_less_and_twice_the_step_twice_as_much():
