@@ -13,109 +13,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from decoupled_diloco.arrays.device import DeviceCopy, StagedFragment
-from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.device import DeviceCopy
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.events import Progress
 from decoupled_diloco.core.ids import Activity, Version
 from decoupled_diloco.core.learner import LearnerMachine
-from decoupled_diloco.core.learner_effects import (
-    Apply,
-    CancelUpload,
-    DeclineRound,
-    Download,
-    Hold,
-    LearnerEffect,
-    Leave,
-    Upload,
-    UploadInitialParameters,
-)
+from decoupled_diloco.core.learner_effects import Apply, Hold, LearnerEffect, Upload
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.clock import Clock
 from learner_service.activity import ActivityAccount, Spans, StepTimer
 from learner_service.copies import CopySlot
+from learner_service.handed_over import Action, Applied, Arrived, Outbox, Plan, Snapshot, UploadJob
 from learner_service.journal import Journal
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A version that lies complete in host memory and on the devices. Its vectors are never written to.
-
-    Attributes:
-        staged: what is written into the parameters.
-        base: what deltas are taken against: the values as the parameters hold them.
-        download_seconds: how long it took to come; None if it was here already.
-    """
-
-    staged: StagedFragment
-    base: FloatVector
-    download_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UploadJob:
-    """A contribution to send: the copy, and the base that its delta is anchored at."""
-
-    round: int
-    slot: CopySlot
-    base: FloatVector
-    generation: int
-
-
-Action = DeclineRound | Download | CancelUpload | UploadInitialParameters | Leave | UploadJob
-"""What the machine wants of the network thread, with the copy and the base of an upload beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A version was applied; what the report says of it."""
-
-    apply: Apply
-    local_step: int
-    token_count: int
-    download_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the device thread does at this boundary, in this order; then it holds or steps.
-
-    Attributes:
-        applies: versions to write into the parameters, each with the copy that `carry` measures from.
-        slots: copies to take and fill.
-        hold: why no step may be made now.
-        schedule_step: step of the inner learning-rate schedule.
-        restart_optimizer: the optimizer's state belongs to values that are gone.
-    """
-
-    applies: tuple[tuple[Apply, Arrived, DeviceCopy | None], ...]
-    slots: tuple[CopySlot, ...]
-    hold: Hold | None
-    schedule_step: int
-    restart_optimizer: bool
-    uploads: tuple[UploadJob, ...]
-    generation: int
-    news_count: int
-
-
-@dataclass(slots=True)
-class Outbox:
-    """What the device thread left for the network thread since it last looked."""
-
-    uploads: list[UploadJob] = field(default_factory=list)
-    applied: list[Applied] = field(default_factory=list)
-    is_draining: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The learner at one instant, for display and metrics."""
-
-    progress: Progress
-    hold: Hold | None
-    applied: dict[int, Version]
 
 
 class Handover:
@@ -152,6 +63,8 @@ class Handover:
         self.downloaded_bytes = 0
         self.wake_network: Callable[[], None] = lambda: None
         """Called without the lock when there is something for the network thread; must not wait."""
+        self._wakes_late = False
+        self._wake_is_due = False
 
     # ---- the device thread -------------------------------------------------------------------------------------------
 
@@ -216,8 +129,25 @@ class Handover:
                 made = (self._machine.local_step, self._machine.token_count)
                 for apply, arrived, _ in plan.applies:
                     self.journal.applied(plan.generation, apply, arrived.staged.flat, *made)
-        self.wake_network()
+                    self._release(apply.fragment, apply.version)
+        self._wake_is_due = True
+        if plan.hold is not None or not self._wakes_late:
+            self.wake_if_due()
         return seconds
+
+    def step_under_way(self) -> None:
+        """The devices compute and the device thread will wait for them: the network thread may have the interpreter.
+
+        Whoever has called this once calls it in every step; from then on `publish` leaves the waking to it.
+        """
+        self._wakes_late = True
+        self.wake_if_due()
+
+    def wake_if_due(self) -> None:
+        """Wakes the network thread for what was published, unless that was done."""
+        if self._wake_is_due:
+            self._wake_is_due = False
+            self.wake_network()
 
     def wait_for_news(self, plan: Plan) -> None:
         """Waits until something has arrived since the plan was made."""
@@ -354,6 +284,12 @@ class Handover:
         since = self._sent.pop(apply.fragment, None)
         copy = since.arrays() if since is not None and apply.since is not None else None
         return apply, arrived, copy
+
+    def _release(self, fragment: int, version: Version) -> None:
+        """An applied version is kept as what deltas are taken against, but not on the devices."""
+        kept = self._arrived[fragment]
+        if (arrived := kept.get(version)) is not None:
+            kept[version] = replace(arrived, staged=arrived.staged.in_host_memory())
 
     def _job(self, upload: Upload) -> UploadJob:
         fragment = upload.copy.fragment

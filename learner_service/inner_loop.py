@@ -104,6 +104,7 @@ class InnerLoop:
                     self._step.compile(params, state, batch)
             rate = self._workload.learning_rate(session.schedule_step) * self._warm_up.next_share()
             params, state, loss = self._step(params, state, batch, rate)
+            session.step_under_way()
             self._pad(began, loss)
             tokens = self._workload.batch_tokens(batch)
             params, state = session.step_boundary(params, tokens=tokens, loss=loss, optimizer_state=state)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments
+from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments, OpenParams
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Fragmentation
@@ -38,7 +38,8 @@ from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.peer import CopyName
 from learner_service.driver import LearnerDriver
-from learner_service.handover import Arrived, Handover, Plan
+from learner_service.handed_over import Arrived, Plan
+from learner_service.handover import Handover
 from learner_service.losses import LossMeter, wait_on_cpu
 from learner_service.metrics import LearnerMetrics
 from learner_service.network_plan import NetworkPlan
@@ -155,7 +156,7 @@ class Session:
         Raises:
             LearnerStoppedError: the syncer refuses this learner.
         """
-        return self._boundary(self._params if params is None else params, optimizer_state)
+        return self._boundary(self._parts.device.open(self._params if params is None else params), optimizer_state)
 
     @property
     def params(self) -> Params:
@@ -196,7 +197,8 @@ class Session:
             )
         if tokens < 1:
             raise ValueError(f"tokens = {tokens}: a step has at least 1")
-        self._parts.device.check(params)
+        self._handover.wake_if_due()
+        opened = self._parts.device.open(params)
         self._params = None
         if loss is None:
             wait_on_cpu(params)
@@ -205,7 +207,15 @@ class Session:
         else:
             self._recover()
         self._handover.finish_step(tokens)
-        return self._boundary(params, optimizer_state)
+        return self._boundary(opened, optimizer_state)
+
+    def step_under_way(self) -> None:
+        """May be called in every step, once its computation is enqueued on the devices.
+
+        The network thread then takes up what the last boundary left for it while this one waits for the devices, and
+        not while it prepares the step. Whoever calls it once has to call it in every step.
+        """
+        self._handover.step_under_way()
 
     def drain(self, reason: str) -> None:
         """Leaves the run in good order: the next boundary makes no more steps possible. May be called by any thread."""
@@ -269,12 +279,12 @@ class Session:
 
     # ---- boundaries --------------------------------------------------------------------------------------------------
 
-    def _boundary(self, params: Params, state: OptimizerState | None) -> Any:
+    def _boundary(self, opened: OpenParams, state: OptimizerState | None) -> Any:
         self.restart_optimizer = self.optimizer_recovered = False
         while True:
             plan = self._handover.plan()
-            params = self._carry_out(plan, params)
-            plan = self._look_for_optimizer(plan, params, state)
+            self._carry_out(plan, opened)
+            plan = self._look_for_optimizer(plan, opened, state)
             seconds = self._handover.publish(plan)
             if seconds is not None:
                 self._parts.metrics.step_seconds.observe(seconds)
@@ -283,13 +293,14 @@ class Session:
             if not self._finished:
                 self._raise_failure()
             if self._finished:
-                return params if state is None else (params, state)
+                break
             if plan.hold is None:
                 state = self._begin_step(state)
-                return params if state is None else (params, state)
+                break
             self._optimizer.serve(state, self._here)
             self._handover.enter(_ACTIVITY_OF_HOLD[plan.hold])
             self._handover.wait_for_news(plan)
+        return opened.params if state is None else (opened.params, state)
 
     def _begin_step(self, state: OptimizerState | None) -> OptimizerState | None:
         """The last thing before a step; returns the optimizer's state to make it with."""
@@ -302,11 +313,11 @@ class Session:
         self._handover.begin_step()
         return state
 
-    def _look_for_optimizer(self, plan: Plan, params: Params, state: OptimizerState | None) -> Plan:
+    def _look_for_optimizer(self, plan: Plan, opened: OpenParams, state: OptimizerState | None) -> Plan:
         """Begins a recovery of the optimizer's state where one is due, and holds while it lasts."""
         if self._driver.joined is None:
             return plan
-        self._optimizer.look(params, state, self._driver.joined)
+        self._optimizer.look(opened.params, state, self._driver.joined)
         if plan.restart_optimizer:
             self._optimizer.recover(state, "its parameters were taken anew", self._handover.snapshot().applied)
         waits = plan.hold is None and self._optimizer.is_waiting
@@ -328,29 +339,32 @@ class Session:
             "or look at the data of this batch"
         )
 
-    def _carry_out(self, plan: Plan, params: Params) -> Params:
+    def _carry_out(self, plan: Plan, opened: OpenParams) -> None:
         for apply, arrived, since in plan.applies:
             if apply.rule == "carry" and since is not None:
-                params = self._parts.device.carry(params, arrived.staged, since)
+                opened.carry(arrived.staged, since)
             elif apply.rule == "blend":
-                params = self._parts.device.blend(params, arrived.staged, self._parts.policy.blend_alpha)
+                opened.blend(arrived.staged, self._parts.policy.blend_alpha)
             else:
-                params = self._parts.device.overwrite(params, arrived.staged)
+                opened.overwrite(arrived.staged)
                 if self._parts.verifies_applied:
-                    self._verify(params, apply.fragment, arrived)
+                    self._verify(opened, apply.fragment, arrived)
                 if self._hold is Hold.RECOVERING or not self._is_started:
                     failpoints.hit("recovery.after_fragment")
-        for fragment, copy in self._parts.device.copy(params, (s.copy.fragment for s in plan.slots)).items():
-            next(slot for slot in plan.slots if slot.copy.fragment == fragment).fill(copy)
+        if plan.slots:
+            copies = opened.copy([slot.copy.fragment for slot in plan.slots])
+            for slot in plan.slots:
+                slot.fill(copies[slot.copy.fragment])
+            for upload in plan.uploads:  # what is only kept for a last call stays on the devices
+                upload.slot.arrays().send_to_host()
         if plan.restart_optimizer:
             self.restart_optimizer = True
             self._losses.forget()
             self._parts.metrics.recoveries.inc()
-        return params
 
-    def _verify(self, params: Params, fragment: int, arrived: Arrived) -> None:
+    def _verify(self, opened: OpenParams, fragment: int, arrived: Arrived) -> None:
         """Compares what the devices hold with what the syncer published."""
-        found = vector_digest(self._parts.device.copy(params, (fragment,))[fragment].to_host())
+        found = vector_digest(opened.copy((fragment,))[fragment].to_host())
         wanted = vector_digest(arrived.base)
         self._parts.metrics.verified_versions.inc()
         if found != wanted:

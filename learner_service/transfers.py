@@ -20,7 +20,8 @@ from decoupled_diloco.runtime.clock import Clock
 from decoupled_diloco.runtime.logs import get_logger
 from learner_service.bulk_client import BulkClient
 from learner_service.downloader import Downloader, Held, VersionGoneError
-from learner_service.handover import Action, Arrived, Handover, UploadJob
+from learner_service.handed_over import Action, Arrived, UploadJob
+from learner_service.handover import Handover
 from learner_service.metrics import LearnerMetrics
 from learner_service.uploader import NotFiniteError, Sender, Uploader
 

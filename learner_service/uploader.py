@@ -20,7 +20,7 @@ from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.channel import Backoff
 from learner_service.bulk_client import BulkClient, Moved
 from learner_service.error_feedback import ErrorFeedback, dropped_by
-from learner_service.handover import UploadJob
+from learner_service.handed_over import UploadJob
 
 
 class NotFiniteError(Exception):

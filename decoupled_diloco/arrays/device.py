@@ -3,22 +3,25 @@
 Needs jax; only learners import it. Every device is served by itself, with plain single-device programs on the
 shards that lie there: no collective, no demand on how a leaf is sharded, and the same code for one device.
 
-The device thread calls `DeviceFragments.copy` and the `overwrite` family; both only enqueue work.
-`DeviceCopy.to_host` and `DeviceFragments.stage` move bytes between host and devices and belong on another thread.
+The device thread opens the parameters of a boundary (`DeviceFragments.open`), copies and overwrites fragments of them,
+and takes them back (`OpenParams.params`); all of it only enqueues work. `DeviceCopy.to_host` and
+`DeviceFragments.stage` move bytes between host and devices and belong on another thread.
 
 Leaves of less than float32 are the learner's choice; what is exchanged is float32. Copies are widened exactly, and
 what is applied is computed in float32 and rounded once, to nearest even, when it is written. Deltas must then be
 taken against `fragments.as_held` of the base.
+
+Programs are compiled once for each device and shape of fragment, all of them by `DeviceFragments.warm`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import is_
 from typing import Any, Final
 
 import jax
@@ -30,7 +33,7 @@ from jax import lax
 from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Fragment, Fragmentation
 from decoupled_diloco.arrays.placement import Cut, Group, Part, Placement, joined, observed_placement, shards_of
-from decoupled_diloco.arrays.tree import ParameterTree, Params
+from decoupled_diloco.arrays.tree import FlatParams, ParameterTree, Params
 
 _GroupedArrays = tuple[tuple[jax.Array, ...], ...]
 """Arrays of the parts of each group."""
@@ -38,11 +41,16 @@ _GroupedArrays = tuple[tuple[jax.Array, ...], ...]
 
 @dataclass(frozen=True)
 class DeviceCopy:
-    """A fragment as it was at one step boundary; immutable, and on its way to the host."""
+    """A fragment as it was at one step boundary; immutable."""
 
     fragment: Fragment
     _placement: Placement = field(repr=False)
     _arrays: _GroupedArrays = field(repr=False)
+
+    def send_to_host(self) -> None:
+        """Starts its way to the host; never waits."""
+        for array in chain.from_iterable(self._arrays):
+            array.copy_to_host_async()
 
     def to_host(self, out: FloatVector | None = None) -> FloatVector:
         """Waits for the copy and flattens it into a float32 vector; not for the device thread.
@@ -50,13 +58,19 @@ class DeviceCopy:
         Args:
             out: float32 vector of `fragment.size` elements to fill, or None for a new one.
         """
+        self.send_to_host()
         flat = np.empty(self.fragment.size, np.float32) if out is None else out
         for part, array in self._parts():
             piece = self.fragment.pieces[part.piece]
-            host = jax.device_get(array)
+            host = np.asarray(array)
             source = host if piece.axis is None else np.moveaxis(host, piece.axis, 0)
             np.copyto(part.of(piece, flat), source, casting="unsafe")
         return flat
+
+    def wait(self) -> None:
+        """Waits until the devices have made it; not for the device thread."""
+        for array in chain.from_iterable(self._arrays):
+            array.block_until_ready()
 
     def _parts(self) -> Iterator[tuple[Part, jax.Array]]:
         for group, arrays in zip(self._placement.reading, self._arrays, strict=True):
@@ -79,8 +93,94 @@ class StagedFragment:
 
     fragment: Fragment
     flat: FloatVector = field(repr=False)
-    _placement: Placement = field(repr=False)
+    _placement: Placement | None = field(repr=False)
     _values: _GroupedArrays = field(repr=False)
+
+    def in_host_memory(self) -> StagedFragment:
+        """The same without its arrays on the devices; to apply it again puts them there again."""
+        return replace(self, _placement=None, _values=())
+
+
+class OpenParams:
+    """The parameters at one step boundary: copied from, written to, and handed on. For the device thread.
+
+    Args:
+        device: whose fragments they are cut into.
+        flat: their leaves.
+    """
+
+    def __init__(self, device: DeviceFragments, flat: FlatParams) -> None:
+        self._device = device
+        self._flat = flat
+
+    @property
+    def params(self) -> Params:
+        """The pytree, with new leaves in the old placement where a fragment was applied; all others are the same."""
+        return self._flat.params
+
+    def copy(self, indexes: Iterable[int]) -> dict[int, DeviceCopy]:
+        """Copies fragments on the devices; never waits and never donates.
+
+        The parameters may be donated to the next step at once.
+        """
+        with _Programs() as programs:
+            return {index: self._copy(index, programs) for index in indexes}
+
+    def overwrite(self, staged: StagedFragment) -> None:
+        """Sets theta <- Theta, the paper's rule.
+
+        Leaves that get a new value are donated: no reference to them, in this tree or another, can be read again.
+        """
+        self._apply(staged, _overwrite)
+
+    def carry(self, staged: StagedFragment, copy: DeviceCopy) -> None:
+        """Sets theta <- Theta + (theta - copy): keeps the steps made since `copy`; donates as `overwrite`."""
+        self._apply(staged, _carry, copy)
+
+    def blend(self, staged: StagedFragment, alpha: float) -> None:
+        """Sets theta <- alpha*theta + (1-alpha)*Theta, as in Streaming DiLoCo; donates as `overwrite`.
+
+        Args:
+            staged: the published fragment.
+            alpha: share of the learner's own value, 0 to 1; 0 is `overwrite`, 1 ignores what was published.
+        """
+        self._apply(staged, partial(_blend, share=np.float32(alpha)))
+
+    def _copy(self, index: int, programs: _Programs) -> DeviceCopy:
+        placement, leaves = self._device._placed(index, self._flat)
+        shards = list(map(shards_of, leaves, placement.whole))
+        arrays = []
+        for group in placement.reading:
+            programs.go_to(group.device)
+            arrays.append(_copied(tuple([shards[part.piece][part.shard] for part in group.parts]), group.cuts))
+        return DeviceCopy(self._device.fragments[index], placement, tuple(arrays))
+
+    def _apply(
+        self, staged: StagedFragment, program: Callable[..., tuple[jax.Array, ...]], copy: DeviceCopy | None = None
+    ) -> None:
+        """Runs `program(shards, values, [copies,] cuts)` on every device and joins the leaves again."""
+        index, flat = staged.fragment.index, self._flat
+        positions = self._device.positions[index]
+        placement, leaves = self._device._placed(index, flat)
+        if any(map(flat.is_shared, positions)):
+            # Donated at one place of the tree, it would be lost at the others.
+            leaves = [
+                jnp.copy(leaf) if flat.is_shared(position) else leaf
+                for leaf, position in zip(leaves, positions, strict=True)
+            ]
+        if placement is not staged._placement:
+            staged = _staged(staged.fragment, staged.flat, placement)
+        shards = list(map(shards_of, leaves, placement.whole))
+        operands = [staged._values, *([copy._laid_out(placement)] if copy else [])]
+        with _Programs() as programs:
+            for group, *arrays in zip(placement.writing, *operands, strict=True):
+                old = tuple([shards[part.piece][part.shard] for part in group.parts])
+                programs.go_to(group.device)
+                new = program(old, *arrays, cuts=group.cuts)
+                for part, array in zip(group.parts, new, strict=True):
+                    shards[part.piece][part.shard] = array
+        for position, leaf, own, is_whole in zip(positions, leaves, shards, placement.whole, strict=True):
+            flat.replace(position, joined(leaf, own, is_whole))
 
 
 class DeviceFragments:
@@ -90,28 +190,58 @@ class DeviceFragments:
         tree: where the tensors sit.
         fragmentation: of `tree.schema`.
         params: the current parameters, which tell how the leaves are placed. That may change later.
+
+    Attributes:
+        fragments: by index.
+        positions: of each fragment's leaves among those of the tree, one for every piece.
     """
 
     def __init__(self, tree: ParameterTree, fragmentation: Fragmentation, params: Params) -> None:
         if fragmentation.schema != tree.schema:
             raise ValueError("the fragmentation was made for another schema than the parameters have")
         self._tree = tree
-        self._fragments = fragmentation.fragments
+        self.fragments = fragmentation.fragments
+        self.positions = [
+            tuple(tree.positions[piece.tensor] for piece in fragment.pieces) for fragment in self.fragments
+        ]
         self._known: dict[tuple[Any, ...], Placement] = {}
-        self.check = tree.check
-        """See `ParameterTree.check`."""
-        leaves = tree.leaves(params)
-        self._placements = {fragment.index: self._placement(fragment, leaves) for fragment in self._fragments}
+        self._seen: dict[int, tuple[list[Any], Placement]] = {}
+        flat = tree.flat(params)
+        for fragment in self.fragments:
+            self._placed(fragment.index, flat)
+
+    def open(self, params: Params) -> OpenParams:
+        """The parameters at a step boundary.
+
+        Raises:
+            SchemaError: they can no longer be exchanged; see `ParameterTree.checked`.
+        """
+        return OpenParams(self, self._tree.checked(params))
 
     def copy(self, params: Params, indexes: Iterable[int]) -> dict[int, DeviceCopy]:
-        """Copies fragments on the devices and starts their way to the host; never waits and never donates.
+        """As `OpenParams.copy`, with the copies on their way to the host."""
+        copies = self.open(params).copy(indexes)
+        for copy in copies.values():
+            copy.send_to_host()
+        return copies
 
-        Args:
-            params: the parameters at a step boundary; they may be donated to the next step at once.
-            indexes: which fragments.
-        """
-        leaves = self._tree.leaves(params)
-        return {index: self._copy(self._fragments[index], leaves) for index in indexes}
+    def overwrite(self, params: Params, staged: StagedFragment) -> Params:
+        """As `OpenParams.overwrite`; returns the parameters."""
+        opened = self.open(params)
+        opened.overwrite(staged)
+        return opened.params
+
+    def carry(self, params: Params, staged: StagedFragment, copy: DeviceCopy) -> Params:
+        """As `OpenParams.carry`; returns the parameters."""
+        opened = self.open(params)
+        opened.carry(staged, copy)
+        return opened.params
+
+    def blend(self, params: Params, staged: StagedFragment, alpha: float) -> Params:
+        """As `OpenParams.blend`; returns the parameters."""
+        opened = self.open(params)
+        opened.blend(staged, alpha)
+        return opened.params
 
     def stage(self, index: int, flat: FloatVector) -> StagedFragment:
         """Puts a published fragment on the devices where its leaves are; for the network thread.
@@ -120,115 +250,50 @@ class DeviceFragments:
             index: which fragment.
             flat: its new value. Kept, and moved again should the leaves lie elsewhere when it is applied.
         """
-        fragment = self._fragments[index]
+        fragment = self.fragments[index]
         if flat.shape != (fragment.size,) or flat.dtype != np.float32:
             raise ValueError(f"fragment {index} is a float32 vector of {fragment.size}, not {flat.dtype} {flat.shape}")
-        return _staged(fragment, flat, self._placements[index])
-
-    def overwrite(self, params: Params, staged: StagedFragment) -> Params:
-        """Sets theta <- Theta, the paper's rule.
-
-        Args:
-            params: the parameters. Their leaves that get a new value are donated: no reference to them, in
-                this tree or another, can be read again.
-            staged: the published fragment.
-
-        Returns:
-            The pytree with new leaves in the old placement; all other leaves are the same objects.
-        """
-        return self._apply(params, staged, _overwrite)
-
-    def carry(self, params: Params, staged: StagedFragment, copy: DeviceCopy) -> Params:
-        """Sets theta <- Theta + (theta - copy): keeps the steps made since `copy`; donates as `overwrite`."""
-        return self._apply(params, staged, _carry, copy)
-
-    def blend(self, params: Params, staged: StagedFragment, alpha: float) -> Params:
-        """Sets theta <- alpha*theta + (1-alpha)*Theta, as in Streaming DiLoCo; donates as `overwrite`.
-
-        Args:
-            params: the parameters.
-            staged: the published fragment.
-            alpha: share of the learner's own value, 0 to 1; 0 is `overwrite`, 1 ignores what was published.
-        """
-        share = np.float32(alpha)
-        return self._apply(params, staged, partial(_blend, share=share))
+        return _staged(fragment, flat, self._seen[index][1])
 
     def warm(self, params: Params) -> Params:
         """Compiles `copy` and `overwrite` for every fragment, by writing each one's own value back."""
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             own = self.copy(params, [fragment.index])[fragment.index].to_host()
             params = self.overwrite(params, self.stage(fragment.index, own))
         return params
 
-    def _copy(self, fragment: Fragment, leaves: Mapping[str, jax.Array]) -> DeviceCopy:
-        placement = self._placements[fragment.index] = self._placement(fragment, leaves)
-        shards = [shards_of(leaves[piece.tensor]) for piece in fragment.pieces]
-        arrays = []
-        for group in placement.reading:
-            with _programs_on(group.device):
-                own = tuple(shards[part.piece][part.shard] for part in group.parts)
-                arrays.append(_copied(own, group.cuts))
-        for array in chain.from_iterable(arrays):
-            array.copy_to_host_async()
-        return DeviceCopy(fragment, placement, tuple(arrays))
-
-    def _apply(
-        self,
-        params: Params,
-        staged: StagedFragment,
-        program: Callable[..., tuple[jax.Array, ...]],
-        copy: DeviceCopy | None = None,
-    ) -> Params:
-        """Runs `program(shards, values, [copies,] cuts)` on every device and joins the leaves again."""
-        fragment = staged.fragment
-        leaves = _unshared(fragment, self._tree.leaves(params))
-        placement = self._placements[fragment.index] = self._placement(fragment, leaves)
-        if placement is not staged._placement:
-            staged = _staged(fragment, staged.flat, placement)
-        shards = [shards_of(leaves[piece.tensor]) for piece in fragment.pieces]
-        operands = [staged._values, *([copy._laid_out(placement)] if copy else [])]
-        for group, *arrays in zip(placement.writing, *operands, strict=True):
-            old = tuple(shards[part.piece][part.shard] for part in group.parts)
-            with _programs_on(group.device):
-                new = program(old, *arrays, cuts=group.cuts)
-            for part, array in zip(group.parts, new, strict=True):
-                shards[part.piece][part.shard] = array
-        changed = {
-            piece.tensor: joined(leaves[piece.tensor], own) for piece, own in zip(fragment.pieces, shards, strict=True)
-        }
-        return self._tree.replace(params, changed)
-
-    def _placement(self, fragment: Fragment, leaves: Mapping[str, jax.Array]) -> Placement:
-        own = [leaves[piece.tensor] for piece in fragment.pieces]
-        key = (fragment.index, *((leaf.sharding, leaf.committed) for leaf in own))
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = observed_placement(fragment, own)
-        return known
+    def _placed(self, index: int, flat: FlatParams) -> tuple[Placement, list[jax.Array]]:
+        """The leaves of a fragment, one for every piece, and where they lie."""
+        leaves = [flat.at(position) for position in self.positions[index]]
+        where = [part for leaf in leaves for part in (leaf.sharding, leaf.committed)]
+        seen = self._seen.get(index)
+        if seen is not None and all(map(is_, seen[0], where)):  # hashing shardings costs more than all the rest
+            return seen[1], leaves
+        key = (index, *where)
+        placement = self._known.get(key)
+        if placement is None:
+            placement = self._known[key] = observed_placement(self.fragments[index], leaves)
+        self._seen[index] = where, placement
+        return placement, leaves
 
 
 def _staged(fragment: Fragment, flat: FloatVector, placement: Placement) -> StagedFragment:
-    def put(group: Group, part: Part) -> jax.Array:
+    def private(part: Part) -> npt.NDArray[np.float32]:
         piece = fragment.pieces[part.piece]
         elements: npt.NDArray[np.float32] = part.of(piece, flat)
         if piece.axis is not None:
             elements = np.moveaxis(elements, 0, piece.axis)
         # A copy of its own: on the CPU the device array may go on using this memory.
-        private = np.array(elements, order="C")
+        return np.array(elements, order="C")
+
+    def put(group: Group, part: Part) -> jax.Array:
         committed = placement.committed[part.piece]
         with contextlib.nullcontext() if committed else jax.default_device(group.device):
-            array: jax.Array = jax.device_put(private, group.device if committed else None)
+            array: jax.Array = jax.device_put(private(part), group.device if committed else None)
         return array
 
     values = tuple(tuple(put(group, part) for part in group.parts) for group in placement.writing)
     return StagedFragment(fragment, flat, placement, values)
-
-
-def _unshared(fragment: Fragment, leaves: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
-    """Copies what stands at several places of the tree: donated at one, it would be lost at the others."""
-    uses = Counter(id(leaf) for leaf in leaves.values())
-    own = {piece.tensor: leaves[piece.tensor] for piece in fragment.pieces}
-    return {name: jnp.copy(leaf) if uses[id(leaf)] > 1 else leaf for name, leaf in own.items()}
 
 
 def _beside(device: jax.Device, array: jax.Array) -> jax.Array:
@@ -239,14 +304,30 @@ def _beside(device: jax.Device, array: jax.Array) -> jax.Array:
 _NO_MESH: Final = jax.sharding.Mesh(np.empty((), dtype=object), ())
 
 
-@contextlib.contextmanager
-def _programs_on(device: jax.Device) -> Iterator[None]:
-    """Lets programs run on one device, whatever the caller has set.
+class _Programs:
+    """Lets programs run on one device after another, whatever the caller has set.
 
     A mesh would forbid them, and arrays that are not bound to a device would be moved to the default one.
     """
-    with jax.set_mesh(_NO_MESH), jax.default_device(device):
-        yield
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._device: jax.Device | None = None
+
+    def __enter__(self) -> _Programs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def go_to(self, device: jax.Device) -> None:
+        """What runs from now on runs there."""
+        if device is self._device:
+            return
+        self._stack.close()
+        self._stack.enter_context(jax.set_mesh(_NO_MESH))
+        self._stack.enter_context(jax.default_device(device))
+        self._device = device
 
 
 def _read(shard: jax.Array, cut: Cut) -> jax.Array:

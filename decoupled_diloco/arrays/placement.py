@@ -67,11 +67,13 @@ class Placement:
     Attributes:
         committed: for each piece, whether its leaf is bound to its device; kept, because programs that were
             compiled for one kind are compiled again for the other.
+        whole: for each piece, whether its leaf has a single shard.
         reading: the parts of first replicas, which together are the fragment.
         writing: all parts.
     """
 
     committed: tuple[bool, ...]
+    whole: tuple[bool, ...]
     reading: tuple[Group, ...]
     writing: tuple[Group, ...]
 
@@ -91,6 +93,7 @@ def observed_placement(fragment: Fragment, leaves: Sequence[jax.Array]) -> Place
                 parts.setdefault(device, []).append(part)
     return Placement(
         committed=tuple(leaf.committed for leaf in leaves),
+        whole=tuple(map(is_on_one_device, leaves)),
         reading=_grouped(parts, lambda part: part.is_first_replica),
         writing=_grouped(parts, lambda part: True),
     )
@@ -101,15 +104,15 @@ def is_on_one_device(leaf: jax.Array) -> bool:
     return len(leaf.sharding.device_set) == 1
 
 
-def shards_of(leaf: jax.Array) -> list[jax.Array]:
+def shards_of(leaf: jax.Array, is_whole: bool) -> list[jax.Array]:
     """The addressable shards, as arrays on one device each that share the leaf's memory."""
     # An array on one device is its own shard, but must not be asked: it would keep itself alive in its cache.
-    return [leaf] if is_on_one_device(leaf) else [shard.data for shard in leaf.addressable_shards]
+    return [leaf] if is_whole else [shard.data for shard in leaf.addressable_shards]
 
 
-def joined(leaf: jax.Array, shards: list[jax.Array]) -> jax.Array:
+def joined(leaf: jax.Array, shards: list[jax.Array], is_whole: bool) -> jax.Array:
     """The array that has these addressable shards and the sharding of `leaf`."""
-    if is_on_one_device(leaf):
+    if is_whole:
         return shards[0]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
 

@@ -5,7 +5,9 @@ Needs jax; only learners import it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -27,6 +29,60 @@ class TensorRule(Protocol):
     def stack_axis(self) -> int | None: ...  # noqa: D102
 
 
+@dataclass(slots=True)
+class _Exchanged:
+    """An exchanged leaf; `seen` describes the newest one that was found to have this shape and type."""
+
+    name: str
+    position: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    seen: object = None
+
+
+class FlatParams:
+    """The leaves of one pytree, flattened once. Not for two threads at a time.
+
+    Args:
+        structure: of the pytree.
+        params: the pytree itself.
+        leaves: its leaves in order.
+    """
+
+    def __init__(self, structure: Any, params: Params, leaves: list[Any]) -> None:
+        self._structure = structure
+        self._params = params
+        self._leaves = leaves
+        self._is_changed = False
+        self._shared: set[int] | None = None
+
+    def at(self, position: int) -> jax.Array:
+        """A leaf by its position; one that is a NumPy array is copied to the device."""
+        leaf = self._leaves[position]
+        return leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)
+
+    def replace(self, position: int, leaf: jax.Array) -> None:
+        """Puts another leaf in the place of one."""
+        self._leaves[position] = leaf
+        self._is_changed = True
+
+    def is_shared(self, position: int) -> bool:
+        """Whether the leaf there stands at another place, too."""
+        if self._shared is None:
+            identities = [id(leaf) for leaf in self._leaves]
+            counts = Counter(identities) if len(set(identities)) < len(identities) else {}
+            self._shared = {identity for identity, count in counts.items() if count > 1}
+        return id(self._leaves[position]) in self._shared
+
+    @property
+    def params(self) -> Params:
+        """The pytree: the very same object while no leaf was replaced."""
+        if self._is_changed:
+            self._params = jax.tree_util.tree_unflatten(self._structure, self._leaves)
+            self._is_changed = False
+        return self._params
+
+
 class ParameterTree:
     """Knows where the exchanged tensors sit in the pytrees of one model.
 
@@ -41,6 +97,7 @@ class ParameterTree:
 
     Attributes:
         schema: the exchanged tensors.
+        positions: of the exchanged leaves among all leaves, by name.
 
     Raises:
         SchemaError: nothing to exchange, two leaves of one name, or a leaf that cannot be exchanged.
@@ -56,8 +113,8 @@ class ParameterTree:
     ) -> None:
         entries, structure = jax.tree_util.tree_flatten_with_path(params)
         self._structure: Any = structure
-        self._position: dict[str, int] = {}
-        self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self.positions: dict[str, int] = {}
+        self._exchanged: list[_Exchanged] = []
         specs = []
         for position, (path, leaf) in enumerate(entries):
             name = leaf_name(path)
@@ -72,8 +129,8 @@ class ParameterTree:
                     "axis or None, such as learner_service.workload.MergeRule."
                 )
             specs.append(TensorSpec(name, shape, str(leaf.dtype), rule.rule, rule.stack_axis))
-            self._position[name] = position
-            self._kinds[name] = (shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+            self.positions[name] = position
+            self._exchanged.append(_Exchanged(name, position, shape, jax.dtypes.canonicalize_dtype(leaf.dtype)))
         self.schema = Schema(specs)
 
     def leaves(self, params: Params) -> dict[str, jax.Array]:
@@ -82,32 +139,32 @@ class ParameterTree:
         Raises:
             SchemaError: `params` is built differently from the parameters that this object was made for.
         """
-        leaves = self._flat(params)
-        found = {name: leaves[position] for name, position in self._position.items()}
-        for name, leaf in found.items():
-            if not isinstance(leaf, jax.Array):
-                found[name] = jnp.array(leaf)
-        return found
+        flat = self.flat(params)
+        return {name: flat.at(position) for name, position in self.positions.items()}
 
-    def check(self, params: Params) -> None:
-        """Looks whether `params` can still be exchanged; cheap enough for every step.
+    def flat(self, params: Params) -> FlatParams:
+        """The parameters, flattened.
+
+        Raises:
+            SchemaError: as for `leaves`.
+        """
+        return FlatParams(self._structure, params, self._flat(params))
+
+    def checked(self, params: Params) -> FlatParams:
+        """The same after a look whether `params` can still be exchanged; cheap enough for every step.
 
         Raises:
             SchemaError: as for `leaves`, or an exchanged leaf is no array any more, or of another shape or type.
         """
         leaves = self._flat(params)
-        for name, position in self._position.items():
-            leaf, (shape, dtype) = leaves[position], self._kinds[name]
-            if not isinstance(leaf, jax.Array | np.ndarray):
-                raise SchemaError(
-                    f"Tensor {name!r} began as an array of shape {shape} and type {dtype} and is now a "
-                    f"{type(leaf).__name__}; pass arrays of the same shape and type at every step boundary."
-                )
-            if leaf.shape != shape or (leaf.dtype != dtype and jax.dtypes.canonicalize_dtype(leaf.dtype) != dtype):
-                raise SchemaError(
-                    f"Tensor {name!r} began with shape {shape} and type {dtype} and now has shape {leaf.shape} and "
-                    f"type {leaf.dtype}; pass arrays of the same shape and type at every step boundary."
-                )
+        for wanted in self._exchanged:
+            leaf = leaves[wanted.position]
+            # Arrays that one program makes share the object that describes them, step after step.
+            description = getattr(leaf, "aval", None)
+            if description is None or description is not wanted.seen:
+                _check_leaf(wanted, leaf)
+                wanted.seen = description
+        return FlatParams(self._structure, params, leaves)
 
     def replace(self, params: Params, changed: Mapping[str, jax.Array]) -> Params:
         """The same pytree with the leaves in `changed`, by name, in place of its own; all others are kept.
@@ -116,10 +173,10 @@ class ParameterTree:
             SchemaError: as for `leaves`.
             KeyError: no exchanged leaf has such a name.
         """
-        leaves = self._flat(params)
+        flat = self.flat(params)
         for name, leaf in changed.items():
-            leaves[self._position[name]] = leaf
-        return jax.tree_util.tree_unflatten(self._structure, leaves)
+            flat.replace(self.positions[name], leaf)
+        return flat.params
 
     def _flat(self, params: Params) -> list[Any]:
         leaves: list[Any]
@@ -139,6 +196,22 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     boxed = len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value"
     keys = path[:-1] if boxed else path
     return jax.tree_util.keystr(keys, simple=True, separator="/") or "params"
+
+
+def _check_leaf(wanted: _Exchanged, leaf: Any) -> None:
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        raise SchemaError(
+            f"Tensor {wanted.name!r} began as an array of shape {wanted.shape} and type {wanted.dtype} and is now a "
+            f"{type(leaf).__name__}; pass arrays of the same shape and type at every step boundary."
+        )
+    is_same = leaf.shape == wanted.shape and (
+        leaf.dtype == wanted.dtype or jax.dtypes.canonicalize_dtype(leaf.dtype) == wanted.dtype
+    )
+    if not is_same:
+        raise SchemaError(
+            f"Tensor {wanted.name!r} began with shape {wanted.shape} and type {wanted.dtype} and now has shape "
+            f"{leaf.shape} and type {leaf.dtype}; pass arrays of the same shape and type at every step boundary."
+        )
 
 
 def _is_exchanged(leaf: object) -> bool:

@@ -12,7 +12,6 @@ what arrived (`handle`), the device thread calls `at_boundary` between two inner
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -33,7 +32,7 @@ from decoupled_diloco.core.learner_effects import (
 )
 from decoupled_diloco.core.learner_state import AskRecord, FragmentRecord
 from decoupled_diloco.core.policy import ApplyRule, Policy
-from decoupled_diloco.core.schedule import due_local_step, fragment_of
+from decoupled_diloco.core.schedule import due_local_step, fragment_of, rounds_soon_called
 
 
 @dataclass(slots=True)
@@ -58,8 +57,8 @@ class LearnerMachine:
     _asks: dict[int, AskRecord] = field(default_factory=dict)
     _answered: dict[int, int] = field(default_factory=dict)
     _newest_round: int = 0
+    _newest: AskRecord | None = None
     _based_on_global_step: int = -1
-    _rounds_in_flight: int = 1
     _recovering: bool = True
     _restart_optimizer: bool = False
     _paused: str | None = None
@@ -127,13 +126,13 @@ class LearnerMachine:
         return [CancelUpload(r) for r in cancelled]
 
     def _on_asked(self, ask: ev.Asked) -> list[LearnerEffect]:
-        self._rounds_in_flight = ask.rounds_in_flight
         self.step_ratio = ask.pace_ratio
         self._newest_round = max(self._newest_round, ask.round)
         effects = self._end_older_rounds(ask)
         if ask.round in self._answered:
             return effects
-        self._asks[ask.round] = AskRecord(ask, ask.due_local_step)
+        record = self._asks[ask.round] = AskRecord(ask, ask.due_local_step)
+        self._newest = record if ask.round == self._newest_round else self._newest
         if self._drain is not None and self._drain_copied:
             return effects + self._answer_from_copy(ask.round) + self._leave_if_done()
         return effects
@@ -362,12 +361,12 @@ class LearnerMachine:
         return self.local_step >= pending.due_local_step and state.applied == pending.ask.base and state.step_count >= 1
 
     def _take_copies(self, due_fragments: list[int]) -> dict[int, Copy]:
-        """Copies of the fragments that are due, asked for, or next on the schedule."""
+        """Copies of what is due, asked for (a due step may be off by a round), or next by the schedule."""
         wanted = set(due_fragments)
         if self.policy.last_call:
             wanted |= {pending.ask.fragment for pending in self._asks.values()}
-            per_step = self.policy.fragment_count / self.policy.interval_steps / max(self.step_ratio, 1e-3)
-            ahead = min(self.policy.fragment_count, self._rounds_in_flight + math.ceil(per_step))
+            overdue_steps = self.local_step - (self._newest.due_local_step if self._newest is not None else 0)
+            ahead = rounds_soon_called(overdue_steps, self.step_ratio, self.policy)
             wanted |= {fragment_of(self._newest_round + i, self.policy) for i in range(1, ahead + 1)}
         copies = {}
         for fragment in sorted(wanted):

@@ -14,7 +14,7 @@ from decoupled_diloco.core.events import ContributionHeader, ContributionReceive
 from decoupled_diloco.core.ids import Fate, RoundState, Version
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.core.round import AnswerState, Round, RoundAnswer
-from decoupled_diloco.core.schedule import fragment_of, global_step_of
+from decoupled_diloco.core.schedule import PACE_DEPTH_STEPS, fragment_of, global_step_of
 from decoupled_diloco.core.status import RoundStatus
 from decoupled_diloco.core.weights import contribution_weight, is_safe
 
@@ -22,9 +22,6 @@ CLOSED_ROUNDS_KEPT = 1000
 """Closed rounds that can still be listed."""
 FATES_KEPT_ROUNDS = 200
 """Terminal answers are remembered for this many rounds; a contribution to an older round is LATE."""
-PACE_DEPTH_STEPS = 0.5
-"""How much earlier than its pace a round may leave OPEN to make up for a late one before it, in steps of the fastest
-learner. Without it every late step would stretch the sync interval for good; with much more there would be bursts."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,13 @@ import math
 
 from decoupled_diloco.core.policy import Policy
 
+CALLED_EARLY_STEPS = 2
+"""A last call may come so many steps before the learner would answer by itself, or the steps between two rounds."""
+LONG_STEP = 1.5
+"""A step that lasts so many average ones is provided for."""
+PACE_DEPTH_STEPS = 0.5
+"""How much earlier than its pace a round may leave OPEN to make up for a late one before it, in steps of the fastest
+learner. Without it every late step would stretch the sync interval for good; with much more there would be bursts."""
 PACE_TOLERANCE_STEPS = 0.1
 """Learners whose speeds differ by less than this share of a step between two rounds count as equally fast; otherwise
 measurement noise of a hair would make one of two equal learners answer a whole step early."""
@@ -46,3 +53,22 @@ def due_local_step(local_step: float, global_step: int, based_on_global_step: in
     """
     own_steps = (global_step - based_on_global_step) * pace_ratio
     return max(math.floor(local_step) + 1, math.floor(local_step + own_steps + PACE_TOLERANCE_STEPS))
+
+
+def rounds_soon_called(overdue_steps: int, pace_ratio: float, policy: Policy) -> int:
+    """How many rounds after the newest one known may reach their last call within the learner's next step; at most P.
+
+    The pace lets one round leave OPEN every H/P steps of the fastest learner, and makes up for half a step, so that few
+    can within one step; and none whose turn by the schedule is still far.
+
+    Args:
+        overdue_steps: steps that the learner has made since the newest round it knows was due; negative: it is due
+            so much later.
+        pace_ratio: xi_step / xi_m, as for `due_local_step`.
+        policy: P and H matter here.
+    """
+    per_step = policy.fragment_count / policy.interval_steps
+    steps_between = max(pace_ratio, 1e-3) / per_step
+    within_a_step = 1 + math.floor(LONG_STEP * (1.0 / max(pace_ratio, 1e-3) + PACE_DEPTH_STEPS) * per_step)
+    soon = math.floor((overdue_steps + max(CALLED_EARLY_STEPS, steps_between)) / steps_between)
+    return max(0, min(policy.fragment_count, within_a_step, soon))

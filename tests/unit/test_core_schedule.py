@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoupled_diloco.core.policy import Policy
-from decoupled_diloco.core.schedule import due_local_step, fragment_of, global_step_of, last_round_of
+from decoupled_diloco.core.schedule import (
+    due_local_step,
+    fragment_of,
+    global_step_of,
+    last_round_of,
+    rounds_soon_called,
+)
 
 REFERENCE = json.loads((Path(__file__).parent / "core_reference.json").read_text(encoding="utf-8"))
 SHAPES = st.integers(1, 60).flatmap(lambda H: st.tuples(st.integers(1, H), st.just(H)))
@@ -116,3 +122,21 @@ def test_a_slower_learner_is_never_for_ever_behind(gaps: list[int], slowness: in
     for gap in gaps:
         local, step = due_local_step(local, step + gap, step, ratio), step + gap
     assert local <= sum(max(1.0, gap * ratio + 0.1) for gap in gaps)
+
+
+@pytest.mark.parametrize(
+    ("shape", "overdue_steps", "ratio", "count"),
+    [
+        ((8, 24), -6, 1.0, 0),  # the newest round known is far from due: none after it can be called
+        ((8, 24), 0, 1.0, 1),  # the next one is due in three steps
+        ((8, 24), 0, 0.5, 1),
+        ((24, 24), 0, 1.0, 2),
+        ((24, 24), 0, 0.5, 4),  # two rounds a step, and a step may last half as long again
+        ((24, 24), 100, 1.0, 3),  # the pace lets no more of them leave OPEN within a step, however late they are
+        ((2, 4), 100, 0.01, 2),  # never more than there are fragments
+    ],
+)
+def test_of_the_rounds_that_are_not_known_yet_few_can_be_called_within_a_step(
+    shape: tuple[int, int], overdue_steps: int, ratio: float, count: int
+) -> None:
+    assert rounds_soon_called(overdue_steps, ratio, policy(*shape)) == count

@@ -16,7 +16,8 @@ from decoupled_diloco.core.learner_effects import Hold
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.clock import ManualClock
 from learner_service.activity import ActivityAccount
-from learner_service.handover import Arrived, Handover, Plan, UploadJob
+from learner_service.handed_over import Arrived, Plan, UploadJob
+from learner_service.handover import Handover
 
 POLICY = Policy(fragment_count=1, interval_steps=4)
 
@@ -27,7 +28,9 @@ def version(number: int) -> Version:
 
 def arrived(number: int) -> Arrived:
     values = np.full(3, number, np.float32)
-    return Arrived(cast(StagedFragment, SimpleNamespace(flat=values)), values)
+    in_host_memory = cast(StagedFragment, SimpleNamespace(flat=values, is_on_devices=False))
+    staged = SimpleNamespace(flat=values, is_on_devices=True, in_host_memory=lambda: in_host_memory)
+    return Arrived(cast(StagedFragment, staged), values)
 
 
 def handover_with(number: int = 1) -> tuple[Handover, ManualClock]:
@@ -107,6 +110,51 @@ def test_a_base_stays_until_its_upload_has_it_and_goes_when_a_newer_version_is_a
     assert handover.version(0, version(1)) is None
     assert handover.version(0, version(2)) is not None
     assert list(job.base) == [1, 1, 1]
+
+
+def test_an_applied_version_is_kept_in_host_memory_alone() -> None:
+    handover, _ = handover_with()
+    kept = handover.version(0, version(1))
+    assert kept is not None
+    assert not cast(Any, kept.staged).is_on_devices
+    receive(handover, 2)
+    newer = handover.version(0, version(2))
+    assert newer is not None
+    assert cast(Any, newer.staged).is_on_devices, "it waits for its boundary"
+
+
+def test_the_network_thread_is_woken_at_once_where_nobody_says_that_a_step_is_under_way() -> None:
+    handover, _ = handover_with()
+    woken: list[int] = []
+    handover.wake_network = lambda: woken.append(len(woken))
+    step(handover)
+    step(handover)
+    assert len(woken) == 2
+
+
+def test_the_network_thread_is_woken_once_the_devices_compute_where_somebody_says_so() -> None:
+    handover, _ = handover_with()
+    handover.step_under_way()
+    woken: list[int] = []
+    handover.wake_network = lambda: woken.append(len(woken))
+    step(handover)
+    assert not woken
+    handover.step_under_way()
+    handover.step_under_way()
+    assert len(woken) == 1, "once for a boundary"
+    step(handover)
+    handover.wake_if_due()
+    assert len(woken) == 2, "the next boundary begins, and nobody has said so"
+
+
+def test_a_boundary_that_holds_wakes_the_network_thread_at_once() -> None:
+    handover, _ = handover_with()
+    handover.step_under_way()
+    woken: list[int] = []
+    handover.wake_network = lambda: woken.append(len(woken))
+    handover.handle(ev.PauseAsked("lunch"))
+    step(handover)
+    assert len(woken) == 1
 
 
 def test_what_was_under_way_for_an_old_incarnation_is_void_but_versions_that_still_hold_are_kept() -> None:

@@ -44,6 +44,9 @@ class ScriptedSession:
     def start(self, params: Any, *, optimizer_state: Any) -> Any:
         return params, optimizer_state
 
+    def step_under_way(self) -> None:
+        pass
+
     def step_boundary(self, params: Any, *, tokens: int, loss: Any, optimizer_state: Any) -> Any:
         assert tokens == 7
         self._left -= 1

@@ -24,7 +24,7 @@ from decoupled_diloco.wire.stream import CorruptPayloadError, chunk_message, par
 from learner_service.bulk_client import BulkClient, Receipt
 from learner_service.copies import CopySlot
 from learner_service.downloader import Downloader, Held, VersionGoneError
-from learner_service.handover import UploadJob
+from learner_service.handed_over import UploadJob
 from learner_service.transfers import Transfers
 from learner_service.uploader import NotFiniteError, Sender, Uploader
 
