@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -25,8 +25,9 @@ from decoupled_diloco.v1 import syncer_pb2 as spb
 from decoupled_diloco.wire.codec import contribution_header_to_wire, version_from_wire, version_to_wire
 from decoupled_diloco.wire.enums import encoding_from_wire, encoding_to_wire, fate_from_wire
 from decoupled_diloco.wire.methods import SyncerStub
+from decoupled_diloco.wire.status import from_rpc_error
 from decoupled_diloco.wire.stream import CHUNK_BYTES, ChunkPart, CorruptPayloadError, PayloadSink, payload_messages
-from learner_service.syncer_client import END, Idle, end_of, step_of
+from learner_service.syncer_client import END, Idle, connection_closed, end_of, nothing_moved, step_of
 
 Moved = Callable[[int], None]
 """Told about payload bytes as they move."""
@@ -208,14 +209,14 @@ class BulkClient:
         ending.add_done_callback(_endings.discard)
 
     async def _receive(self, call: Any, receipt: Receipt, bytes_max: int, moved: Moved, idle: Idle) -> None:
+        with _Reader(call, idle) as reader:
+            await self._receive_parts(reader, receipt, bytes_max, moved)
+
+    async def _receive_parts(self, reader: _Reader, receipt: Receipt, bytes_max: int, moved: Moved) -> None:
         allowance = Allowance(self._limits.download, CHUNK_BYTES)
         while True:
             await allowance.for_next(receipt.received_bytes, len(receipt.payload))
-            idle.moved()
-            part = await step_of(call, call.read(), idle)
-            if part is END:
-                raise await end_of(call)
-            idle.moved()
+            part = await reader.next_part()
             if isinstance(part, ChunkPart):
                 if receipt.sink is None:
                     raise CorruptPayloadError("a chunk came before the header")
@@ -229,6 +230,56 @@ class BulkClient:
             elif receipt.sink is not None:
                 receipt.sink.finish(part.trailer.digest)
                 return
+
+
+class _Reader:
+    """Reads the parts of a stream under one timer for all of them, where `step_of` takes one for each.
+
+    As a context, so that the timer goes with it.
+    """
+
+    def __init__(self, call: Any, idle: Idle) -> None:
+        self._call = call
+        self._idle = idle
+        self._is_reading = False
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(self._idle.limit_seconds, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        """Ends the call if it was waited for, and nothing has come, for too long."""
+        left = self._idle.left_seconds() if self._is_reading else self._idle.limit_seconds
+        self._is_over = left <= 0.0
+        if self._is_over:
+            self._call.cancel()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+
+    async def next_part(self) -> Any:
+        """The next part; errors are those of `step_of`, and the end of the stream is one."""
+        self._is_reading = True
+        self._idle.moved()
+        try:
+            part = await self._call.read()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            if self._is_over:
+                raise nothing_moved(self._idle) from None
+            raise connection_closed() from None
+        finally:
+            self._is_reading = False
+        if part is END:
+            raise await end_of(self._call)
+        return part
 
 
 _endings: set[asyncio.Task[None]] = set()

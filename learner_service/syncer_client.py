@@ -202,10 +202,10 @@ async def step_of(call: Any, work: Awaitable[ResultT], idle: Idle) -> ResultT:
     try:
         while not future.done():
             if (left := idle.left_seconds()) <= 0.0:
-                raise UnreachableError("DEADLINE_EXCEEDED", f"nothing has moved for {idle.limit_seconds:g} s")
+                raise nothing_moved(idle)
             await asyncio.wait((future,), timeout=left)
         if future.cancelled():
-            raise UnreachableError("CANCELLED", "the connection was closed in the middle of the call")
+            raise connection_closed()
         return future.result()
     except grpc.RpcError as error:
         raise from_rpc_error(error) from error
@@ -213,6 +213,16 @@ async def step_of(call: Any, work: Awaitable[ResultT], idle: Idle) -> ResultT:
         raise await end_of(call) from None
     finally:
         future.cancel()
+
+
+def nothing_moved(idle: Idle) -> UnreachableError:
+    """What it means that the time was over."""
+    return UnreachableError("DEADLINE_EXCEEDED", f"nothing has moved for {idle.limit_seconds:g} s")
+
+
+def connection_closed() -> UnreachableError:
+    """What it means that gRPC reports a cancellation that nobody here has asked for."""
+    return UnreachableError("CANCELLED", "the connection was closed in the middle of the call")
 
 
 async def end_of(call: Any) -> PeerError | UnreachableError:

@@ -1,4 +1,4 @@
-"""Published versions as payloads: encoded and cut into messages once, served to all who ask.
+"""Published versions as payloads: encoded once, with checksums and digest, and served to all who ask.
 
 A holder of exactly the version before gets the step as a delta, everybody else float32. The cut payload of a version
 that was replaced goes as soon as nobody reads it any more. The delta of a version is cut while the version is being
@@ -33,7 +33,7 @@ class Publication:
         commit: The version.
         encoding: How the payload is written.
         delta_base: The version that the payload is a delta to, or None.
-        payload: The messages.
+        payload: What gives the messages.
     """
 
     commit: FragmentCommit
@@ -62,10 +62,10 @@ class Publications:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the cut payloads that are ready."""
+        """Bytes of the payloads that are ready; most of them are the store's own memory."""
         known = [*self._cut.values(), *self._prepared.values()]
         ready = (future for _, future in known if future.done() and not future.cancelled())
-        return sum(future.result().held_bytes for future in ready if future.exception() is None)
+        return sum(future.result().payload_bytes for future in ready if future.exception() is None)
 
     def prepare(self, commit: FragmentCommit) -> None:
         """Cuts the delta of a version that is about to be made durable: it will be asked for at once.
@@ -151,7 +151,8 @@ def _cut(commit: FragmentCommit, form: Form) -> CutPayload:
     if form == "delta":
         assert commit.delta_payload is not None
         return CutPayload(commit.delta_payload)
-    return CutPayload(encoding_named(FULL_ENCODING).encode(commit.state.theta))
+    # A version's digest is that of its float32 bytes (`arrays.digest`), which are this payload.
+    return CutPayload(encoding_named(FULL_ENCODING).encode(commit.state.theta), commit.version.digest)
 
 
 def _order(version: Version) -> tuple[int, int]:

@@ -7,7 +7,7 @@ wire can get wrong, asks the driver, and waits.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
@@ -29,6 +29,12 @@ log = get_logger(__name__)
 
 ALIVE_SHARE = 1 / 3
 """The syncer says that a control stream lives after this share of the time in which a learner gives it up."""
+
+DOWNLOADS_MAX: Final = 256
+"""Downloads served at a time, each with one message of 1 MiB in hand; more get OVERLOADED. 64 learners with 4 each."""
+
+DOWNLOAD_RETRY_SECONDS: Final = 1.0
+"""What a caller is told to wait when too many downloads are under way."""
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters differ by call
 
@@ -221,6 +227,12 @@ class SyncerServicer(SyncerServiceServicer):
         if not 0 <= fragment < len(fragmentation.fragments):
             last = len(fragmentation.fragments) - 1
             raise PeerError(Reason.INVALID_FIELD, f"fragment = {fragment}: must be 0 to {last}")
+        if serving.publications.reading_count >= DOWNLOADS_MAX:
+            raise PeerError(
+                Reason.OVERLOADED,
+                f"{DOWNLOADS_MAX} downloads are under way, which is the limit; call again",
+                retry_seconds=DOWNLOAD_RETRY_SECONDS,
+            )
         held = codec.version_from_wire(request.held) if request.HasField("held") else None
         encodings = enums.known_encodings(request.encodings) or frozenset({"float32"})
         try:

@@ -28,9 +28,6 @@ from syncer_service.uploads import Uploads
 BYTES_MOVED_SECONDS: Final = 1.0
 """A transfer tells the machine that it moves at most this often."""
 
-INLINE_BYTES_MAX: Final = 16 << 10
-"""Work on fewer bytes than this is done on the event loop: handing it to a thread would take longer."""
-
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 """What reading from a stream gives when the caller has ended it."""
 
@@ -44,7 +41,7 @@ class Executors:
     """Threads by what they do, so that one kind of work cannot starve another.
 
     Attributes:
-        bulk: Copies, checksums, encoding.
+        bulk: Encoding and checksums of what is published, looks at what has arrived.
         merge: Merges and outer steps, one at a time.
         merge_loops: The threads that share the loops of the present one.
         store: The one thread that may call the store.
@@ -103,16 +100,6 @@ class Serving:
         """Runs work in the store's thread."""
         return await asyncio.get_running_loop().run_in_executor(self.executors.store, work)
 
-    async def off_loop(self, size_bytes: int, work: Callable[[], Result]) -> Result:
-        """Runs work on bytes in a bulk thread, or at once where it is little.
-
-        The work is carried to its end even if the caller is cancelled meanwhile, so that its buffer is not reused
-        under it.
-        """
-        if size_bytes <= INLINE_BYTES_MAX:
-            return work()
-        return await carried_out(self.executors.bulk, work)
-
 
 class Movement:
     """Tells the machine that a transfer moves, and times it."""
@@ -146,7 +133,10 @@ class Movement:
 
 
 async def carried_out(executor: Executor, work: Callable[[], Result]) -> Result:
-    """The result of work in an executor; a cancelled caller still waits until the work has ended."""
+    """The result of work in an executor.
+
+    A cancelled caller still waits until the work has ended, so that its buffer is not reused under it.
+    """
     future = asyncio.get_running_loop().run_in_executor(executor, work)
     try:
         return await asyncio.shield(future)

@@ -1,14 +1,15 @@
 """Uploads: bytes from the wire straight into their buffers, and what is told of them to the machine.
 
-The event loop reads a message; a bulk thread verifies the chunk and copies it to its place; nothing waits for the
-driver while bytes move. A contribution is told at its header (it counts for quorum from then on), when it is whole,
-or when it broke.
+The event loop reads a message, verifies the chunk and copies it to its place: a fifth of a millisecond for 1 MiB, a
+millisecond for the largest chunk, which is less than handing it to another thread and back takes. One message of each
+stream is in memory beside the buffer; what else has arrived waits in gRPC, bounded by HTTP/2's flow control. Nothing
+waits for the driver while bytes move. A contribution is told at its header (it counts for quorum from then on), when
+it is whole, or when it broke.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -149,7 +150,7 @@ async def _receive(serving: Serving, context: Context, slot: UploadSlot, stream:
     while True:
         part = await _next_part(context, stream, seconds)
         if isinstance(part, ChunkPart):
-            await serving.off_loop(len(part.data), partial(sink.write, part))
+            sink.write(part)
             serving.metrics.bytes_received(len(part.data))
             moved.moved()
         elif part.WhichOneof("part") == "trailer":
@@ -252,7 +253,7 @@ async def receive_initial_fragment(serving: Serving, context: Context) -> None:
             raise PeerError(Reason.CORRUPT, str(error)) from None
         if not isinstance(part, ChunkPart):
             break
-        await serving.off_loop(len(part.data), partial(sink.write, part))
+        sink.write(part)
         serving.metrics.bytes_received(len(part.data))
         moved.moved()
     sink.finish(part.trailer.digest)

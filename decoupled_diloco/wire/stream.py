@@ -55,12 +55,20 @@ def payload_digest(payload: memoryview | bytes) -> str:
     return xxhash.xxh3_128_hexdigest(payload)
 
 
-def chunk_message(offset: int, data: memoryview) -> bytes:
-    """The wire bytes of one chunk part, equal to those of the generated classes; copies `data` once."""
+def chunk_message(offset: int, data: memoryview, checksum: int | None = None) -> bytes:
+    """The wire bytes of one chunk part, equal to those of the generated classes; copies `data` once.
+
+    Args:
+        offset: Where the chunk lies in the payload.
+        data: Its bytes.
+        checksum: Their xxh3-64, where it is known already.
+    """
     head = b""
     if offset:
         head = b"\x08" + _varint(offset)
-    if checksum := xxhash.xxh3_64_intdigest(data):
+    if checksum is None:
+        checksum = xxhash.xxh3_64_intdigest(data)
+    if checksum:
         head += b"\x11" + checksum.to_bytes(8, "little")
     if len(data):
         head += b"\x1a" + _varint(len(data))
@@ -99,38 +107,45 @@ def payload_messages(payload: memoryview | bytes, offset: int = 0, chunk_bytes: 
 
 
 class CutPayload:
-    """A payload cut once, to be served any number of times.
+    """A payload read once, to be served any number of times, straight from its memory.
+
+    Checksums and digest are kept; messages are put together as they are sent (one copy, a tenth of a millisecond),
+    so that serving a payload to many holds one message for each of them and no second payload.
+
+    Args:
+        payload: The whole encoded payload; kept, and not to be changed.
+        digest: Its xxh3-128, where it is known already.
+        chunk_bytes: Bytes of payload in a message.
 
     Attributes:
         payload_bytes: Length of the payload.
         digest: xxh3-128 of the payload.
     """
 
-    def __init__(self, payload: memoryview | bytes, chunk_bytes: int = CHUNK_BYTES) -> None:
-        view = memoryview(payload).cast("B")
-        self.payload_bytes = len(view)
+    def __init__(self, payload: memoryview | bytes, digest: str | None = None, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._view = memoryview(payload).cast("B")
+        self.payload_bytes = len(self._view)
         self._chunk_bytes = chunk_bytes
-        self._chunks = [
-            chunk_message(start, view[start : start + chunk_bytes]) for start in range(0, len(view), chunk_bytes)
-        ]
-        self.digest = payload_digest(view)
+        whole = xxhash.xxh3_128()
+        self._checksums = []
+        for start in range(0, len(self._view), chunk_bytes):
+            data = self._view[start : start + chunk_bytes]
+            self._checksums.append(xxhash.xxh3_64_intdigest(data))
+            if digest is None:
+                whole.update(data)
+        self.digest = whole.hexdigest() if digest is None else digest
         self._trailer = trailer_message(self.digest)
 
-    @property
-    def held_bytes(self) -> int:
-        """Memory that the messages take."""
-        return sum(map(len, self._chunks)) + len(self._trailer)
-
     def messages(self, offset: int = 0) -> Iterator[bytes]:
-        """The messages from a byte offset on; all are ready but a first one that starts within a chunk."""
+        """The messages from a byte offset on, 0 <= offset <= payload_bytes, each made when it is asked for."""
         index, rest = divmod(offset, self._chunk_bytes)
         if rest:
-            part = parse_chunk(self._chunks[index])
-            assert part is not None
-            if rest < len(part.data):
-                yield chunk_message(offset, part.data[rest:])
             index += 1
-        yield from self._chunks[index:]
+            if offset < self.payload_bytes:
+                yield chunk_message(offset, self._view[offset : index * self._chunk_bytes])
+        for start in range(index * self._chunk_bytes, self.payload_bytes, self._chunk_bytes):
+            data = self._view[start : start + self._chunk_bytes]
+            yield chunk_message(start, data, self._checksums[start // self._chunk_bytes])
         yield self._trailer
 
 

@@ -5,10 +5,15 @@ import pytest
 
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.outer import apply_delta
+from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.ids import Version
-from tests.integration.syncers import DEADLINES, config_of, syncer, until
+from decoupled_diloco.v1 import syncer_pb2
+from decoupled_diloco.wire import codec
+from syncer_service import servicer
+from tests.integration.protocol_link import Link, compute, refusal_of
+from tests.integration.syncers import DEADLINES, config_of, machine_of, syncer, until
 from tests.integration.test_syncer_uploads import SIZES, attached, delta_of
 
 
@@ -93,3 +98,50 @@ async def test_before_there_are_parameters_nothing_can_be_had(tmp_path):
         with pytest.raises(PeerError) as refused:
             await learner.link.download(0, Version(1, 1, "x"))
         assert refused.value.reason is Reason.NOT_READY
+
+
+async def test_a_receiver_that_takes_nothing_holds_a_few_messages_and_loses_its_stream(tmp_path):
+    fragment_bytes = 32 << 20
+    schema = Schema([TensorSpec("kernel", (fragment_bytes // 4096, 1024))])
+    only = config_of(
+        fragments={"count": 1},
+        encoding={"download": "float32"},
+        deadlines=DEADLINES | {"lease_seconds": 60.0, "stall_seconds": 60.0, "upload_idle_seconds": 0.3},
+    )
+    async with syncer(tmp_path, only) as running:
+        link = Link(str(running.addresses.data), "a", schema)
+        try:
+            await link.join()
+            async with link.attached(progress=compute(0, 0, 0.05)):
+                await link.upload_initial(0, np.ones(fragment_bytes // 4, np.float32))
+                await until(running, lambda: bool(machine_of(running).versions))
+                request = syncer_pb2.DownloadFragmentRequest(
+                    learner_id="a",
+                    incarnation=link.incarnation,
+                    fragment=0,
+                    version=codec.version_to_wire(machine_of(running).versions[0]),
+                )
+                call = link.bulk.DownloadFragment(request)
+                assert await call.read() is not None
+                await until(running, lambda: running.serving.publications.reading_count == 0)
+                assert 0 < sent_bytes(running) <= fragment_bytes / 2
+                assert (await refusal_of(call)).reason is Reason.TRANSFER_IDLE
+        finally:
+            await link.close()
+
+
+def sent_bytes(running):
+    """Payload bytes that the syncer has handed to gRPC."""
+    return running.telemetry.registry.get_sample_value("decoupled_diloco_syncer_sent_bytes_total")
+
+
+async def test_more_downloads_than_the_limit_are_asked_to_retry(tmp_path, monkeypatch):
+    monkeypatch.setattr(servicer, "DOWNLOADS_MAX", 1)
+    async with syncer(tmp_path, config()) as running, attached(running) as learner:
+        fragment, _, after = await committed(learner)
+        async with running.serving.publications.reading(fragment, after, None, frozenset({"float32"})):
+            with pytest.raises(PeerError, match="1 downloads are under way") as refused:
+                await learner.link.download(fragment, after)
+            assert refused.value.reason is Reason.OVERLOADED
+            assert refused.value.retry_seconds == servicer.DOWNLOAD_RETRY_SECONDS
+        await learner.link.download(fragment, after)

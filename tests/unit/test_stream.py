@@ -1,6 +1,8 @@
 import random
+import tracemalloc
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,12 +96,30 @@ def test_an_empty_payload_is_a_trailer():
 @pytest.mark.parametrize("chunk_bytes", [1000, 1001, 20_000])
 @pytest.mark.parametrize("offset", [0, 1, 999, 1000, 1001, 9000, 9999, 10_000])
 def test_a_cut_payload_serves_the_same_messages_from_any_offset(offset, chunk_bytes):
-    cut = CutPayload(PAYLOAD, chunk_bytes)
+    cut = CutPayload(PAYLOAD, chunk_bytes=chunk_bytes)
     served = parts(cut.messages(offset))
     assert b"".join(part.data for part in served[:-1]) == PAYLOAD[offset:]
     assert [part.offset for part in served[:-1]][:1] in ([offset], [])
     assert served[-1].trailer.digest == cut.digest == payload_digest(PAYLOAD)
-    assert cut.payload_bytes == len(PAYLOAD) < cut.held_bytes
+    assert all(part.checksum == xxhash.xxh3_64_intdigest(part.data) for part in served[:-1])
+    assert cut.payload_bytes == len(PAYLOAD)
+
+
+def test_a_cut_payload_makes_its_messages_as_they_are_asked_for():
+    payload = bytes(8 << 20)
+    tracemalloc.start()
+    try:
+        for message in CutPayload(payload).messages():
+            del message
+        assert tracemalloc.get_traced_memory()[1] < len(payload) / 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_digest_that_is_known_is_taken_for_granted():
+    assert CutPayload(PAYLOAD, payload_digest(PAYLOAD)).digest == payload_digest(PAYLOAD)
+    *_, trailer = parts(CutPayload(PAYLOAD, "known").messages())
+    assert trailer.trailer.digest == "known"
 
 
 def test_a_broken_stream_goes_on_where_it_stopped():
