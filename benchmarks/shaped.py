@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, Section, Target, of_repetitions, run
 from benchmarks.shaped_link import (
+    ALONE_COUNT,
     BURST_BYTES,
     DOWNLOAD,
     ETHERNET_MTU,
@@ -35,6 +36,7 @@ VALUES: Final = 10 << 20
 VALUES_QUICK: Final = 10 << 18
 REPETITIONS: Final = 3
 REPETITIONS_QUICK: Final = 2
+IN_FLIGHT_COUNT: Final = FRAGMENT_COUNT - ALONE_COUNT
 CHILD_SECONDS_MAX: Final = 240.0
 ERROR_VALUES: Final = 1 << 20
 """Values that the relative error is taken of."""
@@ -116,7 +118,7 @@ TITLE: Final = "Encodings on a link of 1 Gbit/s"
 
 
 def _gain_figures(found: Found) -> Iterator[Figure]:
-    kinds = {IN_FLIGHT: f"{FRAGMENT_COUNT} uploads in flight", ONE_AT_A_TIME: "one upload at a time"}
+    kinds = {IN_FLIGHT: f"{IN_FLIGHT_COUNT} uploads in flight", ONE_AT_A_TIME: "one upload at a time"}
     for kind, words in kinds.items():
         link_share = [100 * 32 * rate / RATE_BITS for rate in rates(found[SHAPED][f"{kind} float32"])]
         yield of_repetitions(f"1 Gbit/s, {words}, float32: share of the link", link_share, "%", note="payload alone")
@@ -180,9 +182,9 @@ def _table(found: Found, errors: Mapping[str, float]) -> dict[str, Any]:
     columns = [
         "encoding",
         "bits a parameter",
-        f"x float32, 1 Gbit/s, {FRAGMENT_COUNT} in flight",
+        f"x float32, 1 Gbit/s, {IN_FLIGHT_COUNT} in flight",
         "x float32, 1 Gbit/s, one at a time",
-        f"x float32, loopback, {FRAGMENT_COUNT} in flight",
+        f"x float32, loopback, {IN_FLIGHT_COUNT} in flight",
         "error of a delta of normal values",
         "training loss",
     ]
@@ -194,8 +196,8 @@ def conditions_of(value_count: int, repetitions: int) -> str:
     return (
         f"Uploads of fragments of {value_count / 1e6:.1f}M parameters to a syncer in a process of its own, from values "
         "in memory to the syncer's answer: encoding, the learner's and the syncer's look at the values, checksums and "
-        f"digests are in it. One at a time, and with {FRAGMENT_COUNT} fragments in flight round after round, while the "
-        "syncer merges and publishes what came before. The link is the loopback of a network namespace, shaped to "
+        f"digests are in it. One at a time, and {IN_FLIGHT_COUNT} at a time, some encoded while others are sent; "
+        "no round merges meanwhile. The link is the loopback of a network namespace, shaped to "
         f"{RATE_BITS / 1e9:g} Gbit/s with bursts of {BURST_BYTES >> 10} KiB and packets of {ETHERNET_MTU} bytes, "
         f"whose headers count. Encodings take turns; medians of {repetitions} turns. Bytes on the wire are those that "
         "the loopback counted, both directions, with packets of 64 KiB; an Ethernet's headers add 4 to 5 %."

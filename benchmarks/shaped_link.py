@@ -35,10 +35,12 @@ QUEUE_MILLISECONDS: Final = 20
 ETHERNET_MTU: Final = 1500
 """The shaped link counts the headers of packets of this size, as an Ethernet does."""
 
-FRAGMENT_COUNT: Final = 4
-"""Fragments, and uploads in flight at most."""
-ROUNDS_IN_A_ROW: Final = 3
-"""Rounds of each fragment that are uploaded while others are in flight."""
+FRAGMENT_COUNT: Final = 8
+"""Fragments of the run."""
+ALONE_COUNT: Final = 2
+"""Of those, how many are uploaded one at a time; the rest is in flight together."""
+OTHERS_ENCODING: Final = "int4"
+"""What closes the rounds should take little time."""
 TRANSFER_THREADS: Final = 2
 """Threads that encode, as in a learner."""
 ONE_AT_A_TIME: Final = "one at a time"
@@ -80,73 +82,71 @@ def encoded(values: FloatVector, encoding: str) -> memoryview:
 
 
 class Bench:
-    """A learner with fragments of one size, and threads for what takes processor time, as many as learners have.
+    """A learner that is measured, and another one whose contributions close the rounds, so that none merges meanwhile.
 
     Args:
-        learner: joined; its run has fragments that are all under way at the same time.
-        values: the delta that it contributes each time.
+        learner: is measured; its run has fragments of one size, all under way at the same time, and a quorum of two.
+        other: of the same run.
+        values: the delta that the first one contributes each time.
     """
 
-    def __init__(self, learner: RigLearner, values: FloatVector) -> None:
+    def __init__(self, learner: RigLearner, other: RigLearner, values: FloatVector) -> None:
         self._learner = learner
+        self._other = other
         self._values = values
-        self._threads = ThreadPoolExecutor(TRANSFER_THREADS)
-        self._last_round = dict.fromkeys(range(FRAGMENT_COUNT), 0)
+        self._others_payload = encoding_named(OTHERS_ENCODING).encode(values)
+        self._threads = ThreadPoolExecutor(TRANSFER_THREADS)  # for what takes processor time, as in a learner
+        self._last_round = 0
         self.found: dict[str, list[Entry]] = {}
 
     async def turn(self, encoding: str, is_counted: bool) -> None:
-        """One turn of an encoding: uploads one at a time with downloads of what becomes of them, then all in flight."""
+        """One turn of an encoding: some uploads one at a time, the rest in flight together, and downloads."""
+        asks = [await self._learner.asked(fragment, self._last_round) for fragment in range(FRAGMENT_COUNT)]
+        self._last_round = max(ask.round for ask in asks)
         done: list[tuple[str, Entry]] = []
-        for ask in await self._asks():
+        for ask in asks[:ALONE_COUNT]:
             watch = Stopwatch()
             await self._upload(ask, encoding)
             done.append((f"{ONE_AT_A_TIME} {encoding}", watch.entry(self._values.size)))
-            done += await self._take(ask, encoding)
+        rest = asks[ALONE_COUNT:]
         watch = Stopwatch()
-        last = await asyncio.gather(*(self._stream(fragment, encoding) for fragment in self._last_round))
-        done.append((f"{IN_FLIGHT} {encoding}", watch.entry(FRAGMENT_COUNT * ROUNDS_IN_A_ROW * self._values.size)))
-        for ask in last:
-            await self._take(ask, "")
+        await asyncio.gather(*(self._upload(ask, encoding) for ask in rest))
+        done.append((f"{IN_FLIGHT} {encoding}", watch.entry(len(rest) * self._values.size)))
+        news = [await self._closed(ask) for ask in asks]
+        for ask, version in zip(asks[:ALONE_COUNT], news, strict=False):
+            if encoding in DOWNLOAD_ENCODINGS:
+                watch = Stopwatch()
+                await self._download(version, ask, encoding)
+                done.append((f"{DOWNLOAD} {encoding}", watch.entry(self._values.size)))
+        for learner in (self._learner, self._other):
+            for version in news:
+                await learner.apply(version)
         for name, entry in done if is_counted else ():
             self.found.setdefault(name, []).append(entry)
-
-    async def _stream(self, fragment: int, encoding: str) -> lev.Asked:
-        """Contributions to round after round of a fragment; the version of the last one is not waited for."""
-        for index in range(ROUNDS_IN_A_ROW):
-            ask = await self._learner.asked(fragment, self._last_round[fragment])
-            self._last_round[fragment] = ask.round
-            await self._upload(ask, encoding)
-            if index + 1 < ROUNDS_IN_A_ROW:
-                await self._take(ask, "")
-        return ask
-
-    async def _asks(self) -> list[lev.Asked]:
-        """A new request for each fragment."""
-        asks = [await self._learner.asked(fragment, after) for fragment, after in self._last_round.items()]
-        self._last_round = {ask.fragment: ask.round for ask in asks}
-        return asks
 
     async def _upload(self, ask: lev.Asked, encoding: str) -> None:
         """From the values to the syncer's word that it has them all and has looked at them."""
         loop = asyncio.get_running_loop()
         payload = await loop.run_in_executor(self._threads, encoded, self._values, encoding)
-        fate = await self._learner.upload(ask, payload, encoding)
-        if fate is not Fate.ACCEPTED:
-            raise RuntimeError(f"the contribution to round {ask.round} came to {fate}")
+        _check(await self._learner.upload(ask, payload, encoding), ask)
 
-    async def _take(self, ask: lev.Asked, encoding: str) -> list[tuple[str, Entry]]:
-        """Waits for the version that a contribution leads to; downloads it, if the encoding is one of downloads."""
-        news = await self._learner.published(ask.fragment, after=ask.base)
-        done = []
-        if encoding in DOWNLOAD_ENCODINGS:
-            watch = Stopwatch()
-            receipt = await self._learner.download(news, None if encoding == "float32" else ask.base)
-            if receipt.encoding != encoding:
-                raise RuntimeError(f"the version came as {receipt.encoding}, not as {encoding}")
-            Encoded(receipt.payload, encoding, self._values.size).decode()
-            done.append((f"{DOWNLOAD} {encoding}", watch.entry(self._values.size)))
-        await self._learner.apply(news)
-        return done
+    async def _closed(self, ask: lev.Asked) -> lev.Published:
+        """The version that a round leads to, once the other learner has contributed, too."""
+        theirs = await self._other.event(lev.Asked, lambda asked: asked.round == ask.round)
+        _check(await self._other.upload(theirs, self._others_payload, OTHERS_ENCODING), ask)
+        return await self._learner.published(ask.fragment, after=ask.base)
+
+    async def _download(self, news: lev.Published, ask: lev.Asked, encoding: str) -> None:
+        """From the request to the values, whole or as a delta."""
+        receipt = await self._learner.download(news, None if encoding == "float32" else ask.base)
+        if receipt.encoding != encoding:
+            raise RuntimeError(f"the version came as {receipt.encoding}, not as {encoding}")
+        Encoded(receipt.payload, encoding, self._values.size).decode()
+
+
+def _check(fate: Fate, ask: lev.Asked) -> None:
+    if fate is not Fate.ACCEPTED:
+        raise RuntimeError(f"the contribution to round {ask.round} came to {fate}")
 
 
 async def transfers(value_count: int, repetitions: int) -> dict[str, list[Entry]]:
@@ -154,13 +154,16 @@ async def transfers(value_count: int, repetitions: int) -> dict[str, list[Entry]
     values = np.random.default_rng(0).standard_normal(value_count, np.float32) * np.float32(0.01)
     run = run_values(
         # So that a round of every fragment is under way: F = min(P, 1 + ceil(tau * P / H)) = P.
-        fragments={"count": FRAGMENT_COUNT, "interval_steps": 8, "overlap_steps": 6},
+        fragments={"count": FRAGMENT_COUNT, "interval_steps": 8, "overlap_steps": 7},
         encoding={"upload": "float32", "download": "bf16"},
+        quorum={"minimum": 2},
     )
+    schema = flat_schema(FRAGMENT_COUNT * [value_count])
     with SyncerProcess(run) as syncer:
-        async with RigLearner(syncer, "alpha", flat_schema(FRAGMENT_COUNT * [value_count])) as learner:
-            await learner.initialize()
-            bench = Bench(learner, values)
+        async with RigLearner(syncer, "alpha", schema) as alpha, RigLearner(syncer, "beta", schema) as beta:
+            await alpha.initialize()
+            await beta.apply_first()
+            bench = Bench(alpha, beta, values)
             for repetition in range(repetitions + 1):
                 for encoding in ENCODINGS:
                     await bench.turn(encoding, is_counted=repetition > 0)
