@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from benchmarks import markdown, pictures
 from benchmarks.figures import Section, show
+from benchmarks.peers import ways
 from benchmarks.suite import MEMBERS, Failure, Member, Results, run_members
 
 FOLDER = Path(__file__).parent / "results"
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         members = chosen(options.only, options.quick)
+        ways.chosen(options.peers)
     except ValueError as error:
         parser.error(str(error))
     if options.peers and PEERS_MEMBER not in {member.name for member in members}:

@@ -141,6 +141,20 @@ def test_members_are_chosen_by_name():
         program.chosen("wrie,start", False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "wrie"], "--only wrie: there is no such benchmark"),
+        (["--peers", "horovod"], "--peers horovod: there is no such peer by request"),
+        (["--only", "start", "--peers", "flower"], "--only leaves out the benchmark 'peers'"),
+    ],
+)
+def test_what_is_asked_for_and_does_not_exist_is_refused_before_anything_runs(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        program.main(arguments)
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("item", MEMBERS, ids=lambda item: item.name)
 def test_every_member_exists_and_takes_what_the_suite_gives(item):
     spec = importlib.util.find_spec(f"benchmarks.{item.name}")
