@@ -29,7 +29,7 @@ from decoupled_diloco.core.schedule import fragment_of, global_step_of, last_rou
 from decoupled_diloco.core.weights import contribution_weight
 from learner_service.copies import CopySlot
 from learner_service.error_feedback import ErrorFeedback
-from learner_service.handover import UploadJob
+from learner_service.handed_over import UploadJob
 from learner_service.step import InnerStep
 from learner_service.uploader import compensated_delta
 from learner_service.workload import Params, Workload
