@@ -29,7 +29,8 @@ from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.control import Report
 from learner_service.bulk_client import BulkClient
 from learner_service.connection import Connection
-from learner_service.handover import Action, Arrived, Handover, UploadJob
+from learner_service.handed_over import Action, Arrived, UploadJob
+from learner_service.handover import Handover
 from learner_service.metrics import LearnerMetrics
 from learner_service.network_plan import NetworkPlan
 from learner_service.optimizer_copies import OptimizerCopies
@@ -232,8 +233,7 @@ class LearnerDriver:
         assert self.joined is not None
         self._hello_progress = self._handover.take_progress()
         applied = tuple(sorted(self._handover.snapshot().applied.items()))
-        learner = self._join.participant_id
-        return ev.LearnerAttached(learner, self.joined.incarnation, applied, self._hello_progress)
+        return ev.LearnerAttached(self._join.participant_id, self.joined.incarnation, applied, self._hello_progress)
 
     def on_attached(self) -> None:
         """The syncer is there (again)."""

@@ -1,6 +1,8 @@
 """Copies at the step boundary and applies, on one device. Several devices: test_sharded.py."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -171,6 +173,87 @@ def test_warm_compiles_everything_and_changes_nothing() -> None:
     for index, vector in enumerate(example.copied(params)):
         params = example.fragments.overwrite(params, example.fragments.stage(index, vector))
     assert [device_module._copied._cache_size(), device_module._overwrite._cache_size()] == compiled
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Programs that are compiled meanwhile, by jax's own account."""
+    found: list[str] = []
+
+    def listen(event: str, _: float, **about: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(str(about.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_one_program_is_compiled_for_each_function_and_shape(dtype: Any) -> None:
+    """Three pairs of equal leaves, each pair a fragment: one program to copy, one to overwrite."""
+    params = {f"w{number}": jnp.full((4, 31 if dtype == jnp.float32 else 37), number, dtype) for number in range(6)}
+    example = Example(params, fragment_count=3)
+    assert [len(fragment.pieces) for fragment in example.fragmentation.fragments] == [2, 2, 2]
+    with compilations() as compiled:
+        example.fragments.warm(params)
+    assert sorted(compiled) == ["jit(_copied)", "jit(_overwrite)"]
+
+
+def test_after_the_warm_up_nothing_is_compiled_whatever_a_run_asks_for() -> None:
+    params = example_params()
+    example = Example(params)
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0.5, tree), donate_argnums=0)
+    params = step(example.fragments.warm(params))
+    published = example.on_host(example_params(seed=1))
+    everything = list(example.indexes())
+    with compilations() as compiled:
+        for number in range(60):
+            staged = example.fragments.stage(number % 3, published[number % 3])
+            opened = example.fragments.open(step(params))
+            if number % 20 == 19:  # a recovery: all versions again, from host memory
+                for index in everything:
+                    opened.overwrite(example.fragments.stage(index, published[index]).in_host_memory())
+            opened.overwrite(staged)
+            # What is due, what a last call may want, and what is asked for again.
+            copies = opened.copy([everything, [number % 3], everything[:2], []][number % 4])
+            for copy in copies.values():
+                copy.send_to_host()
+                assert copy.to_host().shape == published[copy.fragment.index].shape
+            params = opened.params
+    assert compiled == []
+
+
+def test_a_copy_outlives_the_version_that_is_written_over_its_source() -> None:
+    params = example_params()
+    example = Example(params)
+    before = example.on_host(params)
+    published = example.on_host(example_params(seed=1))
+    opened = example.fragments.open(params)
+    copy = opened.copy([1])[1]
+    opened.overwrite(example.fragments.stage(1, published[1]))
+    assert_same([copy.to_host()], [before[1]])
+    assert_same([opened.copy([1])[1].to_host()], [published[1]])
+
+
+def test_a_version_that_lies_in_host_memory_alone_is_applied_like_any_other() -> None:
+    params = example_params()
+    example = Example(params)
+    published = example.on_host(example_params(seed=1))
+    staged = example.fragments.stage(1, published[1]).in_host_memory()
+    assert staged.flat is published[1]
+    assert not staged._values
+    after = example.fragments.overwrite(params, staged)
+    assert_same([example.on_host(after)[1]], [published[1]])
+
+
+def test_parameters_that_nothing_was_written_to_are_handed_on_as_they_are() -> None:
+    params = example_params()
+    opened = Example(params).fragments.open(params)
+    opened.copy([0, 2])
+    assert opened.params is params
 
 
 def test_an_array_that_stands_at_several_places_of_the_tree_is_copied_first() -> None:
