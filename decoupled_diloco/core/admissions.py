@@ -207,7 +207,8 @@ class Admissions:
         if not waiting or not record.can_answer() or item.has_answered(name, incarnation):
             return []
         item.called.add((name, incarnation))
-        return [self.machine.contributions.ask_effect(item, record), fx.SendLastCall(name, incarnation, item.number)]
+        ask = self.machine.contributions.ask_effect(item, record, self.machine.rounds_in_flight_max())
+        return [ask, fx.SendLastCall(name, incarnation, item.number)]
 
     def take_progress(self, record: LearnerRecord, progress: ev.Progress, now: float) -> None:
         """Takes a report in."""

@@ -136,15 +136,20 @@ class Contributions:
             return [effect for item in self.machine.rounds.in_order() for effect in self.ask(item, record)]
         return []
 
-    def ask(self, item: Round, record: LearnerRecord) -> list[fx.Effect]:
-        """The ask for a round, if the learner can answer it and has not."""
+    def ask_everybody(self, item: Round) -> list[fx.Effect]:
+        """The asks for a round to all who can answer it and have not, by id."""
+        in_flight = self.machine.rounds_in_flight_max()
+        return [effect for record in self.machine.membership.live() for effect in self.ask(item, record, in_flight)]
+
+    def ask(self, item: Round, record: LearnerRecord, in_flight: int | None = None) -> list[fx.Effect]:
+        """The ask for a round, if the learner can answer it and has not. `in_flight`: F, where it is known already."""
         if item.state not in (RoundState.OPEN, RoundState.GRACE) or not record.can_answer():
             return []
         if item.has_answered(record.learner, record.incarnation):
             return []
-        return [self.ask_effect(item, record)]
+        return [self.ask_effect(item, record, self.machine.rounds_in_flight_max() if in_flight is None else in_flight)]
 
-    def ask_effect(self, item: Round, record: LearnerRecord) -> fx.AskContribution:
+    def ask_effect(self, item: Round, record: LearnerRecord, in_flight: int) -> fx.AskContribution:
         """The ask for a round, with the local step at which it is due.
 
         That counts from the round that the learner answered last, but not from before the newest round left OPEN: who
@@ -167,5 +172,5 @@ class Contributions:
             item.global_step,
             due,
             ratio,
-            self.machine.rounds_in_flight_max(),
+            in_flight,
         )

@@ -17,6 +17,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 Value = TypeVar("Value")
 
+_PLAIN_ALREADY = frozenset({int, str, bool, type(None)})
+"""Types whose values stay as they are; most of what is written down are lists and mappings of them."""
+
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -40,11 +43,13 @@ def to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {name: to_plain(getattr(value, name)) for name in _field_names(kind)}
     if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
+        return list(value) if _PLAIN_ALREADY.issuperset(map(type, value)) else [to_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(to_plain(item) for item in value)
     if isinstance(value, Mapping):
         if all(type(key) is str for key in value):
+            if _PLAIN_ALREADY.issuperset(map(type, value.values())):
+                return dict(value)
             return {key: to_plain(item) for key, item in value.items()}
         return [[to_plain(key), to_plain(item)] for key, item in value.items()]
     raise TypeError(f"{kind.__name__} cannot be written down: {value!r}")

@@ -145,7 +145,8 @@ class Round:
 
     def complete(self) -> list[RoundAnswer]:
         """Whole and verified contributions, by learner id: the fixed order of the merge."""
-        return [answer for answer in self.started() if answer.state is AnswerState.COMPLETE]
+        answers = self.answers
+        return [answers[name] for name in sorted(answers) if answers[name].state is AnswerState.COMPLETE]
 
     def has_answered(self, learner: str, incarnation: int) -> bool:
         """Whether nothing more is to be expected of this learner.
@@ -177,12 +178,13 @@ class Round:
     def status(self, now: float, reason: str | None = None) -> RoundStatus:
         """A read-only snapshot. `reason`: why it stands where it stands, if that is known better by now."""
         members = self.complete() if self.state in (RoundState.MERGING, RoundState.COMMITTED) else self.started()
-        total = sum(answer.weight for answer in members) or 1.0
+        weights = [answer.weight for answer in members]
+        total = sum(weights) or 1.0
         shown = []
-        for answer in members:
-            assert answer.header is not None
+        for answer, weight in zip(members, weights, strict=True):
             header = answer.header
-            shown.append(MemberStatus(answer.learner, answer.weight / total, header.token_count, header.step_count))
+            assert header is not None
+            shown.append(MemberStatus(answer.learner, weight / total, header.token_count, header.step_count))
         grace_end = self.last_call_at or (now if self.state is RoundState.GRACE else self.grace_started_at)
         last_call_end = self.merging_at or (now if self.state is RoundState.LAST_CALL else self.last_call_at)
         return RoundStatus(

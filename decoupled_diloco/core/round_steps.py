@@ -148,8 +148,7 @@ class RoundSteps:
         item.move(RoundState.OPEN, decision.reason)
         item.final = item.final or self.machine.phase is RunPhase.FINISHING
         item.forget_declines()
-        live = self.machine.membership.live()
-        return [effect for record in live for effect in self.machine.contributions.ask(item, record)]
+        return self.machine.contributions.ask_everybody(item)
 
     def _end_stuck_uploads(self, item: Round, view: View) -> list[fx.Effect]:
         """Ends uploads that stand still or take far too long; until then they count for the quorum."""

@@ -260,7 +260,7 @@ class SyncerMachine:
         """Opens the next round and asks everybody; `final_step` stands in for t(r) in the last rounds of a run."""
         fragment = self.rounds.newest_opened % self.policy.fragment_count
         item = self.rounds.open_next(self.policy, self.versions[fragment], now, final_step)
-        return [effect for record in self.membership.live() for effect in self.contributions.ask(item, record)]
+        return self.contributions.ask_everybody(item)
 
     def _last_round(self) -> float:
         """The run's last round before it finishes; infinite if it has an open end."""
