@@ -50,7 +50,7 @@ class PeerServicer(PeerServiceServicer):
         copies: made at step boundaries.
         kept: those in host memory.
         sent: told about payload bytes.
-        limit: how fast they may leave.
+        limit: how fast they may leave; None: as fast as they can.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class PeerServicer(PeerServiceServicer):
         copies: OptimizerCopies,
         kept: KeptCopies,
         sent: Callable[[int], None],
-        limit: RateLimit,
+        limit: RateLimit | None = None,
     ) -> None:
         self._identity = identity
         self._copies = copies
         self._kept = kept
         self._sent = sent
-        self._limit = limit
+        self._limit = limit or RateLimit()
         self._request_count = 0
 
     async def DownloadOptimizerState(  # noqa: N802

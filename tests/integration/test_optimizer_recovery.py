@@ -21,8 +21,9 @@ from decoupled_diloco.arrays.optimizer_fragments import OptimizerFragments
 from decoupled_diloco.arrays.tree import ParameterTree
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.runtime.channel import open_channel
-from decoupled_diloco.runtime.clock import MonotonicClock
+from decoupled_diloco.runtime.clock import ManualClock, MonotonicClock
 from decoupled_diloco.runtime.ports import parse_address
+from decoupled_diloco.runtime.rate_limit import RateLimit
 from decoupled_diloco.wire.peer import CopyName
 from decoupled_diloco.wire.stream import CHUNK_BYTES
 from learner_service import peer, peer_client, peer_copies
@@ -141,6 +142,7 @@ async def donor(
     state: Any = None,
     opened: bool = True,
     bytes_max: int = 1 << 30,
+    limit: RateLimit | None = None,
 ) -> AsyncIterator[Played]:
     state = state_of(seed) if state is None else state
     copies = OptimizerCopies()
@@ -151,7 +153,8 @@ async def donor(
         copies.open()
     with ThreadPoolExecutor(1) as executor:
         kept = KeptCopies(copies, executor, MonotonicClock(), bytes_max)
-        servicer = FaultyServicer(DonorIdentity(name, lambda: "run", "schema"), copies, kept, played.served.append)
+        identity = DonorIdentity(name, lambda: "run", "schema")
+        servicer = FaultyServicer(identity, copies, kept, played.served.append, limit)
         server, address = await start_peer_server(parse_address("127.0.0.1:0"), None, "peer_listen", servicer)
         servicer.fault, servicer.die = fault, lambda: asyncio.ensure_future(server.stop(None))
         played.address, played.servicer, played.server = str(address), servicer, server
@@ -162,7 +165,12 @@ async def donor(
             kept.forget_all()
 
 
-async def recover(*donors: Played, seconds: float = 20.0, fragments: OptimizerFragments | None = None) -> Recovered:
+async def recover(
+    *donors: Played,
+    seconds: float = 20.0,
+    fragments: OptimizerFragments | None = None,
+    limit: RateLimit | None = None,
+) -> Recovered:
     wanted = Wanted(
         learner="joiner",
         run_id="run",
@@ -175,7 +183,7 @@ async def recover(*donors: Played, seconds: float = 20.0, fragments: OptimizerFr
 
     def client_of(address: str) -> PeerClient:
         channels.append(open_channel(parse_address(address), None))
-        return PeerClient(channels[-1])
+        return PeerClient(channels[-1], limit)
 
     with ThreadPoolExecutor(1) as executor:
         try:
@@ -207,6 +215,26 @@ async def test_the_first_peer_gives_all():
         assert (recovered.source, recovered.origin) == ("peer", "a")
         assert recovered.payload_bytes == 2 * 4 * 600_007 + 4
         assert b.servicer.offsets == []
+
+
+async def test_both_ends_keep_to_their_rate_limits():
+    def limit_of(bytes_per_second: float) -> tuple[ManualClock, RateLimit]:
+        clock = ManualClock()
+
+        async def sleep(seconds: float) -> None:
+            clock.advance(seconds)
+            await asyncio.sleep(0)
+
+        return clock, RateLimit(bytes_per_second, clock, sleep)
+
+    (donors_time, upload), (joiners_time, download) = limit_of(4e6), limit_of(2e6)
+    async with donor("a", 1, limit=upload) as a:
+        recovered = await recover(a, limit=download)
+        assert owners(recovered, a) == ["a"] * 3
+        assert max(a.served) <= upload.piece_bytes(1 << 20) + 100
+        assert donors_time.now() == pytest.approx(recovered.payload_bytes / 4e6, rel=0.1)
+        # Two streams of 2.4 MB pay for each MiB before they read it; who pays last does not wait.
+        assert 0.7 * recovered.payload_bytes / 2e6 <= joiners_time.now() <= recovered.payload_bytes / 2e6
 
 
 async def test_a_broken_stream_goes_on_where_it_stopped():
