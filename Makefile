@@ -95,7 +95,7 @@ format: $(VENV)/.stamp ## ruff's fixes and formatting
 
 # --- benchmarks -------------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-quick bench-env bench-env-flower bench-env-hivemind bench-env-nvflare
+.PHONY: bench bench-quick bench-gpu bench-env bench-env-flower bench-env-hivemind bench-env-nvflare
 bench: $(VENV)/.stamp ## every benchmark, 15 minutes: make bench ONLY=wire,peers PEERS=flower (docs/benchmarks.md)
 	@$(MAKE) bench-env $(foreach peer,$(subst $(comma), ,$(PEERS)),bench-env-$(peer)) \
 		|| echo "what could not be set up is left out of the comparison"
@@ -103,6 +103,9 @@ bench: $(VENV)/.stamp ## every benchmark, 15 minutes: make bench ONLY=wire,peers
 
 bench-quick: $(VENV)/.stamp ## a first look in two minutes, in figures of little weight
 	@$(BIN)/python -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
+
+bench-gpu: $(VENV)/.stamp ## copies, applies and overlap on the accelerator that JAX finds (install its JAX into .venv first)
+	@JAX_PLATFORMS= $(BIN)/python -m benchmarks.overlap --json benchmarks/results/accelerator.json
 
 # Environments of the peers: one for gloo and torchft, one each for those whose pins clash.
 bench-env: .venv-bench/.stamp ## gloo and torchft for the benchmark `peers` (1.2 GB); bench-env-flower, -hivemind, -nvflare

@@ -143,26 +143,30 @@ def _colour(figure: Figure) -> str:
 
 
 def stages(section: Section) -> Canvas | None:
-    """Time by stage as one bar for each case: details["stages"] is {case: {stage: milliseconds}}."""
-    cases: dict[str, dict[str, float]] = section.details.get("stages", {})
-    if not cases:
+    """Time by stage in one bar, in the order of the stages: details["stages_ms"] is {stage: milliseconds}."""
+    spent: dict[str, float] = section.details.get("stages_ms", {})
+    if not spent:
         return None
-    canvas = Canvas(figsize=(WIDTH_INCHES, 1.6 + 0.5 * len(cases)))
+    canvas = Canvas(figsize=(WIDTH_INCHES, 2.2))
     axes = canvas.subplots()
-    names = list(dict.fromkeys(stage for case in cases.values() for stage in case))
-    for index, stage in enumerate(names):
-        widths = [case.get(stage, 0.0) for case in cases.values()]
-        lefts = [sum(case.get(earlier, 0.0) for earlier in names[:index]) for case in cases.values()]
-        axes.barh(range(len(cases)), widths, left=lefts, color=f"C{index % 10}", height=0.6, label=stage)
-    axes.set_yticks(range(len(cases)), list(cases))
-    axes.invert_yaxis()
-    axes.set_xlabel("ms")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=4, fontsize=7, frameon=False)
+    left = 0.0
+    for index, (stage, milliseconds) in enumerate(spent.items()):
+        label = f"{stage}: {rounded(milliseconds)} ms"
+        axes.barh(0, milliseconds, left=left, color=f"C{index % 10}", height=0.6, label=label)
+        left += milliseconds
+    axes.set_yticks([])
+    axes.set_xlim(0, left or 1)
+    axes.set_xlabel("ms, medians of the stages")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2, fontsize=7, frameon=False)
     return canvas
 
 
 SUBJECTS: Final[dict[str, dict[str, Callable[[Section], Canvas | None]]]] = {
     "peers": {"peers": peers},
+    "wire": {"wire": bars("GB/s", "GB/s"), "wire-shares": bars("x", "times the limit or the idle rate")},
+    "overlap": {"overlap": bars("%", "% of a step"), "overlap-parts": bars("ms a step", "ms a step")},
+    "latency": {"latency": stages},
+    "memory": {"memory": bars("MiB", "MiB")},
     "shaped": {"gain": bars("x", "times float32's values a second on 1 Gbit/s")},
     "capacity": {"capacity": bars("GB/s", "GB/s")},
     "quality": {"quality": bars("%", "% of float32's loss")},
