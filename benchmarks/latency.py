@@ -1,9 +1,9 @@
 """From "grace closed" to the learners' hand-over slots, and decisions: `python -m benchmarks.latency`.
 
 First every call of the machine in a simulated run of 64 learners. Then the whole way of a round's result, with the
-programs as shipped: a syncer with its durable store and three learners with the demo's model, each in a process of its
-own on this machine. The learners' steps sleep instead of computing, because four processes share its cores; all else is
-theirs. Instants are taken by `instants` on the clock that all processes share.
+programs as shipped: a syncer with its durable store and three learners (then one) with the demo's model, each in a
+process of its own on this machine. The learners' steps sleep instead of computing, because four processes share its
+cores; all else is theirs. Instants are taken by `instants` on the clock that all processes share.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LEARNERS: Final = ("alpha", "beta", "gamma")
 STEP_SECONDS: Final = 0.1
 SECONDS, SECONDS_QUICK = 40.0, 6.0
 """How long the run is watched."""
+ALONE_SECONDS, ALONE_SECONDS_QUICK = 15.0, 4.0
+"""The same with a single learner: as many processes as two cores carry at once."""
 DECISION_SECONDS, DECISION_SECONDS_QUICK = 200.0, 20.0
 START_SECONDS: Final = 90.0
 OVERHEAD_MS_MAX: Final = 1.5
@@ -182,19 +184,20 @@ def _learner(folder: Path, name: str, address: str) -> Iterator[None]:
         child.wait()
 
 
-def measure_ways(folder: Path, seconds: float) -> list[Way]:
+def measure_ways(folder: Path, names: Sequence[str], seconds: float) -> list[Way]:
     """Watches a run for some seconds after everybody has got a version.
 
     Args:
         folder: for the files of all processes.
+        names: of the learners.
         seconds: how long.
 
     Raises:
         RuntimeError: the learners did not start.
     """
-    paths = {name: folder / f"{name}.jsonl" for name in LEARNERS}
+    paths = {name: folder / f"{name}.jsonl" for name in names}
     with WatchedSyncer(folder) as syncer, ExitStack() as stack:
-        for name in LEARNERS:
+        for name in names:
             stack.enter_context(_learner(folder, name, syncer.address))
         deadline = time.monotonic() + START_SECONDS
         while not all(path.exists() and _has_taken_part(path) for path in paths.values()):
@@ -204,7 +207,10 @@ def measure_ways(folder: Path, seconds: float) -> list[Way]:
         began = time.monotonic()
         time.sleep(seconds)
     found = ways(Lines(folder / "syncer.jsonl"), {name: Lines(path) for name, path in paths.items()})
-    return [way for way in found if way.instants[0] >= began]
+    watched = [way for way in found if way.instants[0] >= began]
+    if not watched:
+        raise RuntimeError(f"no version could be followed from its round to a learner; see {folder}")
+    return watched
 
 
 def _has_taken_part(path: Path) -> bool:
@@ -212,13 +218,13 @@ def _has_taken_part(path: Path) -> bool:
     return any(label == "hand_over" and key[1] > 1 for label, key, _, _ in read(path))
 
 
-def path_figures(found: Sequence[Way]) -> list[Figure]:
+def path_figures(found: Sequence[Way], learners: str) -> list[Figure]:
     """Totals and stages, in milliseconds; ranges are 10th to 90th percentile."""
     lists: dict[str, list[float]] = {
-        "grace closed to hand-over slot, all but commit and transfer": [way.overhead for way in found],
-        "grace closed to hand-over slot, in all": [way.total for way in found],
+        f"{learners}: grace closed to hand-over slot, all but commit and transfer": [way.overhead for way in found],
+        f"{learners}: grace closed to hand-over slot, in all": [way.total for way in found],
     }
-    lists |= {f"- {stage}": [way.stages[index] for way in found] for index, stage in enumerate(STAGES)}
+    lists |= {f"{learners}: - {stage}": [way.stages[index] for way in found] for index, stage in enumerate(STAGES)}
     figures = []
     for position, (name, seconds) in enumerate(lists.items()):
         ordered = [1e3 * value for value in sorted(seconds)]
@@ -234,21 +240,27 @@ def measure(quick: bool) -> Section:
     """All figures."""
     decisions = measure_decisions(DECISION_SECONDS_QUICK if quick else DECISION_SECONDS)
     with tempfile.TemporaryDirectory(prefix="latency-") as name:
-        found = measure_ways(Path(name), SECONDS_QUICK if quick else SECONDS)
-    if not found:
-        raise RuntimeError("no version could be followed from its round to a learner")
+        together = measure_ways(Path(name), LEARNERS, SECONDS_QUICK if quick else SECONDS)
+    with tempfile.TemporaryDirectory(prefix="latency-") as name:
+        alone = measure_ways(Path(name), LEARNERS[:1], ALONE_SECONDS_QUICK if quick else ALONE_SECONDS)
     return Section(
         name="latency",
         title="From grace closed to the hand-over slot, and decisions",
         conditions=(
-            f"{len(found)} ways of versions of the demo's model (0.16M parameters, 8 fragments) to {len(LEARNERS)} "
-            f"learners, all processes on this machine, loopback, durable store, sleeping steps of {STEP_SECONDS:g} s. "
-            "Decisions: a simulated run of 64 learners and 24 fragments, one second a step; median of each kind."
+            f"{len(together)} ways of versions of the demo's model (0.16M parameters, 8 fragments) to {len(LEARNERS)} "
+            f"learners and {len(alone)} to a lone one, all processes on this machine, loopback, durable store, "
+            f"sleeping steps of {STEP_SECONDS:g} s. Decisions: a simulated run of 64 learners and 24 fragments, one second a "
+            "step; median of each kind."
         ),
-        figures=(*path_figures(found), *decisions.figures()),
+        figures=(
+            *path_figures(together, f"{len(LEARNERS)} learners"),
+            *path_figures(alone, "1 learner"),
+            *decisions.figures(),
+        ),
         details={
             "stages_ms": {
-                stage: statistics.median(1e3 * way.stages[index] for way in found) for index, stage in enumerate(STAGES)
+                stage: statistics.median(1e3 * way.stages[index] for way in together)
+                for index, stage in enumerate(STAGES)
             }
         },
     )

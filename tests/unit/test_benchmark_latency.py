@@ -43,7 +43,7 @@ def test_a_way_leads_from_grace_closed_to_the_hand_over_slot(tmp_path):
     assert way.stages[TRANSFER] == pytest.approx(0.0055)
     assert way.overhead == pytest.approx(0.0145)
     assert sum(way.stages) == pytest.approx(way.total)
-    overhead, total, *stages = path_figures([way])
+    overhead, total, *stages = path_figures([way], "1 learner")
     assert (overhead.value, total.value) == (pytest.approx(14.5), pytest.approx(30))
     assert sum(figure.value for figure in stages) == pytest.approx(30)
     assert overhead.is_met is False
