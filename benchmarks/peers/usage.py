@@ -10,12 +10,20 @@ from pathlib import Path
 def cpu_seconds(pid: int) -> float:
     """Processor time of all living threads of a process so far, to the nanosecond."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in _tasks(pid):
         try:
             total += int((task / "schedstat").read_text().split()[0])
         except OSError:
             continue  # the thread has ended meanwhile
     return total / 1e9
+
+
+def _tasks(pid: int) -> list[Path]:
+    """Threads of a process; none once it has ended."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
 
 
 def used_cpu_seconds() -> float:
@@ -27,7 +35,7 @@ def used_cpu_seconds() -> float:
 def descendants(pid: int) -> list[int]:
     """Living children of a process, their children, and so on."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in _tasks(pid):
         try:
             children = [int(child) for child in (task / "children").read_text().split()]
         except OSError:
@@ -58,5 +66,10 @@ def peak_bytes(pid: int) -> int:
 
 
 def _status_bytes(pid: int, name: str) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.split(f"{name}:")[1].split()[0])
+    """A line of a process's status; 0 once it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    _, found, rest = status.partition(f"{name}:")
+    return 1024 * int(rest.split()[0]) if found else 0

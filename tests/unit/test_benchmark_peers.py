@@ -1,5 +1,11 @@
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
+from benchmarks.peers import usage
 from benchmarks.peers.__main__ import COLUMNS, measure, section_of
 from benchmarks.peers.pairs import Pair, PairError, Trip
 from benchmarks.peers.ways import ROOT, WAYS, Way, chosen
@@ -15,6 +21,20 @@ def test_a_payload_goes_there_and_comes_back(way):
     assert first.seconds > 0
     assert second.cpu_seconds > 0
     assert second.peak_bytes >= first.peak_bytes > first.base_bytes > 0
+
+
+def test_processes_are_counted_with_their_descendants_and_not_once_they_have_ended():
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 30
+        while len(found := usage.descendants(os.getpid())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found[0] == child.pid
+        assert usage.family_peak_bytes() > usage.peak_bytes(os.getpid())
+        assert usage.cpu_seconds(child.pid) > 0
+        child.communicate(b"\n")
+    assert usage.descendants(os.getpid()) == []
+    assert [usage.cpu_seconds(child.pid), usage.peak_bytes(child.pid), usage.resident_bytes(child.pid)] == [0, 0, 0]
 
 
 def test_an_end_that_fails_says_why():
