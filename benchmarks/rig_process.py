@@ -76,8 +76,8 @@ class ObserverProcess:
         name = [version.timeline, version.number, version.digest] if version is not None else None
         self._say([word, fragment, name])
 
-    def answer(self) -> list[float]:
-        """Seconds that it took, once it is done.
+    def answer(self) -> list[Any]:
+        """What it says once it is done: seconds.
 
         Raises:
             RuntimeError: it has died.
@@ -86,13 +86,14 @@ class ObserverProcess:
         line = self._child.stdout.readline()
         if not line:
             raise RuntimeError(f"the process of observer {self._config['name']} has died")
-        seconds: list[float] = json.loads(line)
-        return seconds
+        said: list[Any] = json.loads(line)
+        return said
 
-    def stop_echo(self) -> list[float]:
-        """Seconds of every echo since it was told to."""
+    def stop_echo(self) -> tuple[list[float], list[float]]:
+        """Seconds of every echo since it was told to, and how many seconds too late its wait before each one ended."""
         self.tell("stop")
-        return self.answer()
+        echoes, late = self.answer()
+        return echoes, late
 
     def cpu_seconds(self) -> float:
         """Processor time so far, user and system, all threads."""
@@ -128,16 +129,23 @@ async def _observe() -> None:
                 await eye.download(lev.Published(fragment, Version(*name), 0))
                 _reply([time.perf_counter() - started])
             elif word == "echo":
-                seconds = []
-                while words.empty():
-                    seconds.append(await eye.echo())
-                    await asyncio.sleep(ECHO_PAUSE_SECONDS)
-                words.get_nowait()
-                _reply(seconds)
+                _reply(await _echoes(eye, words))
 
 
-def _reply(seconds: list[float]) -> None:
-    print(json.dumps(seconds), flush=True)
+async def _echoes(eye: RigLearner, words: asyncio.Queue[Any]) -> list[list[float]]:
+    """One after the other until there is a word; takes it."""
+    echoes, late = [], []
+    while words.empty():
+        started = time.perf_counter()
+        await asyncio.sleep(ECHO_PAUSE_SECONDS)
+        late.append(time.perf_counter() - started - ECHO_PAUSE_SECONDS)
+        echoes.append(await eye.echo())
+    words.get_nowait()
+    return [echoes, late]
+
+
+def _reply(said: object) -> None:
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

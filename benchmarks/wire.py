@@ -199,6 +199,7 @@ class Beside:
         busy_seconds: uploads of the same size that began with a merge.
         merge_seconds: from the last contribution to the end of its round.
         echo_seconds: answers to small questions, all the time.
+        asker_late_seconds: how late short waits ended in the process that asks: what the machine's own load costs.
         lag_p99_seconds: upper bound of the event loop's lag, all the time.
     """
 
@@ -206,6 +207,7 @@ class Beside:
     busy_seconds: list[float] = field(default_factory=list)
     merge_seconds: list[float] = field(default_factory=list)
     echo_seconds: list[float] = field(default_factory=list)
+    asker_late_seconds: list[float] = field(default_factory=list)
     lag_p99_seconds: float = math.nan
 
 
@@ -230,7 +232,7 @@ async def measure_beside(size: Size) -> Beside:
                     lag_before, is_warm = await histogram(syncer.page, LOOP_LAG), True
                     eye.tell("echo")
             assert lag_before is not None
-            found.echo_seconds = eye.stop_echo()
+            found.echo_seconds, found.asker_late_seconds = eye.stop_echo()
             found.lag_p99_seconds = (await histogram(syncer.page, LOOP_LAG)).since(lag_before).quantile(0.99)
     return found
 
@@ -303,8 +305,6 @@ def figures_alone(ways: Ways, size_bytes: int) -> list[Figure]:
 def figures_beside(found: Beside) -> list[Figure]:
     """What merges cost the uploads beside them, and everybody who asks something."""
     idle = float(np.median(found.idle_seconds))
-    echoes = sorted(found.echo_seconds)
-    p99 = echoes[min(len(echoes) - 1, math.ceil(0.99 * len(echoes)) - 1)]
     overlap = [min(1.0, merge / busy) for merge, busy in zip(found.merge_seconds, found.busy_seconds, strict=True)]
     return [
         of_repetitions(
@@ -324,14 +324,25 @@ def figures_beside(found: Beside) -> list[Figure]:
         ),
         Figure(
             "answer on the control connection, 99th percentile",
-            1e3 * p99,
+            1e3 * percentile_99(found.echo_seconds),
             "ms",
             Target("at most", 50),
-            1e3 * echoes[0],
-            1e3 * echoes[-1],
-            f"{len(echoes)} questions through the driver, all the time",
+            1e3 * min(found.echo_seconds),
+            1e3 * max(found.echo_seconds),
+            f"{len(found.echo_seconds)} questions through the driver, all the time",
+        ),
+        Figure(
+            "how late short waits end in the process that asks, 99th percentile",
+            1e3 * percentile_99(found.asker_late_seconds),
+            "ms",
+            note="what the load of the machine costs by itself",
         ),
     ]
+
+
+def percentile_99(values: Sequence[float]) -> float:
+    """The smallest value that 99 % do not exceed."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
 def measure(quick: bool) -> Section:
