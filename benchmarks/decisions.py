@@ -1,5 +1,7 @@
 """How long the machine takes for a decision: simulated runs of many learners, each call of the machine timed.
 
+In processor time of the calling thread: what other processes do on the same cores is no part of a decision.
+
 Used by `benchmarks.latency`.
 """
 
@@ -85,9 +87,9 @@ def measure_decisions(virtual_seconds: float) -> Decisions:
     handle = SyncerMachine.handle
 
     def timed(machine: SyncerMachine, event: ev.Event, now: float) -> list[fx.Effect]:
-        began = time.perf_counter()
+        began = time.thread_time()
         effects = handle(machine, event, now)
-        seconds = time.perf_counter() - began
+        seconds = time.thread_time() - began
         if now >= SETTLING_SECONDS:
             found[kind_of(event, effects)].append(seconds)
         return effects
@@ -106,7 +108,7 @@ def measure_decisions(virtual_seconds: float) -> Decisions:
     }
     for name, read in reads.items():
         for _ in range(READ_COUNT):
-            began = time.perf_counter()
+            began = time.thread_time()
             read()
-            found[name].append(time.perf_counter() - began)
+            found[name].append(time.thread_time() - began)
     return Decisions(dict(found))
