@@ -1,7 +1,8 @@
-"""Transfers of one learner spread over several connections to a real syncer."""
+"""Transfers of one learner spread over several connections to a real syncer, and within rate limits."""
 
 import asyncio
 import os
+from collections import Counter
 from types import SimpleNamespace
 
 import psutil
@@ -10,9 +11,11 @@ import pytest
 from benchmarks.rig_learner import RigLearner
 from benchmarks.syncer_rig import flat_schema
 from decoupled_diloco.arrays.digest import vector_digest
-from decoupled_diloco.core.ids import Fate
+from decoupled_diloco.core.ids import Fate, RunPhase
 from decoupled_diloco.runtime.ports import parse_address
-from tests.integration.syncers import DEADLINES, config_of, syncer
+from decoupled_diloco.runtime.rate_limit import RateLimit
+from tests.integration.learner_threads import Trainee, figure, start_values, train
+from tests.integration.syncers import DEADLINES, config_of, machine_of, syncer
 
 COUNT = 4
 SIZE = 1 << 19
@@ -45,3 +48,25 @@ async def test_transfers_at_the_same_time_use_all_connections_and_bring_the_same
             digests = [vector_digest(learner.values_of(receipt)) for receipt in receipts]
             assert digests == [version.version.digest for version in news]
             assert connections_to(address) == 1 + connections
+
+
+async def test_a_learner_passes_its_limits_with_every_payload_byte(tmp_path, monkeypatch):
+    passed = Counter()
+    original = RateLimit.passed
+
+    async def counted(limit, byte_count):
+        passed[limit.bytes_per_second] += byte_count
+        await original(limit, byte_count)
+
+    monkeypatch.setattr(RateLimit, "passed", counted)
+    config = config_of(run={"total_steps": 32})
+    up, down = 20_000_000, 30_000_000
+    async with syncer(tmp_path, config) as running:
+        trainee = Trainee("a", start_values(1), step_seconds=0.01)
+        settings = {"upload_bytes_per_second_max": up, "download_bytes_per_second_max": down, "bulk_connections": 3}
+        await train(running, config, trainee, **settings)
+        assert machine_of(running).phase is RunPhase.FINISHED
+        assert figure(trainee.session, "digest_mismatches_total") == 0
+        handover = trainee.session._handover
+        assert passed[down] >= handover.downloaded_bytes > 0
+        assert passed[up] >= handover.uploaded_bytes > 0
