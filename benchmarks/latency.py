@@ -249,8 +249,8 @@ def measure(quick: bool) -> Section:
         conditions=(
             f"{len(together)} ways of versions of the demo's model (0.16M parameters, 8 fragments) to {len(LEARNERS)} "
             f"learners and {len(alone)} to a lone one, all processes on this machine, loopback, durable store, "
-            f"sleeping steps of {STEP_SECONDS:g} s. Decisions: a simulated run of 64 learners and 24 fragments, one second "
-            "a step; processor time of the calling thread, median of each kind."
+            f"sleeping steps of {STEP_SECONDS:g} s. Decisions: a simulated run of 64 learners and 24 fragments, one "
+            "second a step; processor time of the calling thread, median of each kind."
         ),
         figures=(
             *path_figures(together, f"{len(LEARNERS)} learners"),
