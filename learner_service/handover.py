@@ -7,6 +7,12 @@ The one wait, `wait_for_news`, is the device thread's and only while a hold last
     ------------------------------------------------    ---------------------------------------------------
     begin_step, finish_step, plan (what to do now)      handle (what arrived), put_version
     fills the copies of the plan, then `publish`        take_outbox (uploads, applied versions), take_progress
+
+What both keep of a model of N parameters in P fragments. On the devices, in the parameters' own type: at most one copy
+of each fragment, N in all; in a run that trains about one for every round that is open or soon asked for. Published
+versions lie there, 4 N/P bytes each, from their arrival to their boundary: one or none, all of them (4 N bytes) in a
+recovery. In host memory: the newest version of each fragment, 4 N bytes, which deltas are taken against, and as much
+again for leaves narrower than float32; 4 N/P bytes and the encoded ones for each upload or download under way.
 """
 
 from __future__ import annotations
@@ -63,6 +69,8 @@ class Handover:
         self.downloaded_bytes = 0
         self.wake_network: Callable[[], None] = lambda: None
         """Called without the lock when there is something for the network thread; must not wait."""
+        self.likely_copies: tuple[int, ...] = ()
+        """Fragments that the next boundary will likely have copied; for the device thread alone."""
         self._wakes_late = False
         self._wake_is_due = False
 
@@ -130,6 +138,8 @@ class Handover:
                 for apply, arrived, _ in plan.applies:
                     self.journal.applied(plan.generation, apply, arrived.staged.flat, *made)
                     self._release(apply.fragment, apply.version)
+        sent = {upload.slot.copy.fragment for upload in plan.uploads}
+        self.likely_copies = tuple(slot.copy.fragment for slot in plan.slots if slot.copy.fragment not in sent)
         self._wake_is_due = True
         if plan.hold is not None or not self._wakes_late:
             self.wake_if_due()

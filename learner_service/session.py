@@ -199,6 +199,7 @@ class Session:
             raise ValueError(f"tokens = {tokens}: a step has at least 1")
         self._handover.wake_if_due()
         opened = self._parts.device.open(params)
+        opened.copy_ahead(self._handover.likely_copies)
         self._params = None
         if loss is None:
             wait_on_cpu(params)

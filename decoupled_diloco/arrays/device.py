@@ -112,6 +112,7 @@ class OpenParams:
     def __init__(self, device: DeviceFragments, flat: FlatParams) -> None:
         self._device = device
         self._flat = flat
+        self._ahead: dict[int, DeviceCopy] = {}
 
     @property
     def params(self) -> Params:
@@ -123,8 +124,18 @@ class OpenParams:
 
         The parameters may be donated to the next step at once.
         """
+        copies = {index: self._ahead.get(index) for index in indexes}
         with _Programs() as programs:
-            return {index: self._copy(index, programs) for index in indexes}
+            return {index: copy or self._copy(index, programs) for index, copy in copies.items()}
+
+    def copy_ahead(self, indexes: Iterable[int]) -> None:
+        """Enqueues copies behind the step that makes these parameters, for a `copy` that will likely ask for them.
+
+        The device thread does it while it would wait for the step. A copy that nobody asks for was made in vain; one
+        whose fragment is applied first is forgotten.
+        """
+        with _Programs() as programs:
+            self._ahead = {index: self._copy(index, programs) for index in indexes}
 
     def overwrite(self, staged: StagedFragment) -> None:
         """Sets theta <- Theta, the paper's rule.
@@ -160,6 +171,7 @@ class OpenParams:
     ) -> None:
         """Runs `program(shards, values, [copies,] cuts)` on every device and joins the leaves again."""
         index, flat = staged.fragment.index, self._flat
+        self._ahead.pop(index, None)
         positions = self._device.positions[index]
         placement, leaves = self._device._placed(index, flat)
         if any(map(flat.is_shared, positions)):

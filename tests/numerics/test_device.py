@@ -249,6 +249,19 @@ def test_a_version_that_lies_in_host_memory_alone_is_applied_like_any_other() ->
     assert_same([example.on_host(after)[1]], [published[1]])
 
 
+def test_copies_that_were_made_ahead_are_those_of_the_boundary() -> None:
+    params = example_params()
+    example = Example(params)
+    before, published = example.on_host(params), example.on_host(example_params(seed=1))
+    opened = example.fragments.open(params)
+    opened.copy_ahead([0, 1, 2])
+    ahead = opened.copy([0, 1])
+    opened.overwrite(example.fragments.stage(1, published[1]))
+    copies = opened.copy([0, 1, 2])
+    assert copies[0] is ahead[0], "it was made already"
+    assert_same([copies[index].to_host() for index in range(3)], [before[0], published[1], before[2]])
+
+
 def test_parameters_that_nothing_was_written_to_are_handed_on_as_they_are() -> None:
     params = example_params()
     opened = Example(params).fragments.open(params)

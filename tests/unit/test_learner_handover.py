@@ -147,6 +147,16 @@ def test_the_network_thread_is_woken_once_the_devices_compute_where_somebody_say
     assert len(woken) == 2, "the next boundary begins, and nobody has said so"
 
 
+def test_what_is_kept_for_a_last_call_will_likely_be_copied_again_until_it_is_sent() -> None:
+    handover, _ = handover_with()
+    assert handover.likely_copies == ()
+    handover.handle(ask(1, due=2))
+    step(handover)
+    assert handover.likely_copies == (0,)
+    assert len(step(handover).uploads) == 1
+    assert handover.likely_copies == ()
+
+
 def test_a_boundary_that_holds_wakes_the_network_thread_at_once() -> None:
     handover, _ = handover_with()
     handover.step_under_way()
