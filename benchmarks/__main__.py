@@ -72,7 +72,7 @@ def write(results: Results, folder: Path) -> None:
 def say_verdict(results: Results, folder: Path, console: Console) -> None:
     """The last lines."""
     missed = results.missed
-    console.print(f"\n{results.met_count} targets are met, {len(missed)} are missed.", highlight=False)
+    console.print(f"\nTargets met: {results.met_count}, missed: {len(missed)}.", highlight=False)
     for section, figure in missed:
         text = f"{section.name}: {figure.name}: {markdown.value_of(figure)}, target {markdown.target_of(figure)}"
         console.print(f"  [red]missed[/] {escape(text)}", highlight=False)

@@ -13,7 +13,7 @@ def page(results: Results, pictures: Mapping[str, Sequence[str]]) -> str:
 
     Args:
         results: What was measured.
-        pictures: Names of picture files by section.
+        pictures: Names of picture files by section; those of all sections together under "".
     """
     return "\n".join(_lines(results, pictures)).rstrip() + "\n"
 
@@ -28,6 +28,9 @@ def _lines(results: Results, pictures: Mapping[str, Sequence[str]]) -> Iterator[
     yield "What is measured, and how to read it: `docs/benchmarks.md`."
     yield ""
     yield from _verdict(results)
+    for picture in pictures.get("", ()):
+        yield ""
+        yield f"![all targets]({picture})"
     for section in results.sections:
         yield ""
         yield from _section(section, pictures.get(section.name, ()))
@@ -38,7 +41,7 @@ def _lines(results: Results, pictures: Mapping[str, Sequence[str]]) -> Iterator[
 
 
 def _verdict(results: Results) -> Iterator[str]:
-    yield f"{results.met_count} targets are met, {len(results.missed)} are missed."
+    yield f"Targets met: {results.met_count}, missed: {len(results.missed)}."
     if results.missed:
         yield ""
         rows = [(section.name, figure.name, value_of(figure), target_of(figure)) for section, figure in results.missed]

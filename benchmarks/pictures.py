@@ -102,7 +102,10 @@ def peers(section: Section) -> Canvas | None:
             axes.text(value, row, f" {rounded(value)}", va="center", fontsize=7)
         axes.set_xlabel(label)
         axes.set_xlim(0, 1.2 * max(values))
-        axes.set_yticks(range(len(ways)), [f"{way['name']} ({way['kind']})" for way in ways])
+        axes.set_yticks(
+            range(len(ways)),
+            [way["name"] if way["kind"] == "ours" else f"{way['name']} ({way['kind']})" for way in ways],
+        )
     canvas.axes[0].invert_yaxis()
     return canvas
 

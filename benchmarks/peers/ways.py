@@ -57,7 +57,8 @@ WAYS: Final[tuple[Way, ...]] = (
         "ours",
         "ours",
         "ours",
-        "checksum of every chunk and digest of the whole on both sides; resumable; rounds, fencing; store in memory",
+        "checksum of every chunk and digest of the whole on both sides; resumable; rounds, fencing; nothing durable; "
+        "its memory is that of a syncer, with parameters, momentum and a merge between the transfers",
         has_far=False,
     ),
     Way("raw TCP", "tcp", "limit", "none; 1 MiB sends into a buffer that is there"),

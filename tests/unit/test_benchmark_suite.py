@@ -90,13 +90,14 @@ def test_results_come_back_from_json():
 
 def test_the_page_says_what_was_missed_and_what_came_to_nothing():
     results = Results(is_quick=True, sections=[SECTION], failures=[Failure("bad", "status 1", "its last words")])
-    page = markdown.page(results, {"good": ["speed.png"]})
-    assert "1 targets are met, 1 are missed" in page
+    page = markdown.page(results, {"good": ["speed.png"], "": ["targets.png"]})
+    assert "Targets met: 1, missed: 1." in page
     assert "| good | lag | 30.0 ms | at most 20 |" in page
     assert "| speed \\| best (of three) | 2.00 GB/s | 1.00 to 3.00 | at least 1.5 | met |" in page
     assert "**bad came to nothing**: status 1" in page
     assert "its last words" in page
     assert "![A good one](speed.png)" in page
+    assert "![all targets](targets.png)" in page
     assert "| ours | 1.50 |" in page
     assert "quick run" in page
 
