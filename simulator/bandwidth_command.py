@@ -214,7 +214,9 @@ def _memory_lines(memory: dict[str, float]) -> list[str]:
     lines = [f"The syncer holds about {whole:,.1f} GiB, {contributions:,.1f} GiB of it contributions."]
     if memory["contribution_bytes"] > UPLOAD_BUFFER_BYTES:
         default = f"{UPLOAD_BUFFER_BYTES >> 30} GiB"
-        lines.append(f"Contributions take more than the default of syncer.upload_buffer_bytes_max, {default}: raise it.")
+        lines.append(
+            f"Contributions take more than the default of syncer.upload_buffer_bytes_max, {default}: raise it."
+        )
     return lines
 
 
