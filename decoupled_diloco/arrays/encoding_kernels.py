@@ -10,7 +10,7 @@ import numpy.typing as npt
 from decoupled_diloco.arrays.encoding import BF16, BLOCK_ELEMENTS, FLOAT32, INT8
 from decoupled_diloco.arrays.machine_code import floats, halves, integers, kernel, octets, part, signed_bytes, words
 
-ROW: Final = 1024
+ROW: Final = 2048
 """Elements that go through the scratch vectors at a time; a multiple of the block of int8 and int4."""
 
 BLOCK: Final = BLOCK_ELEMENTS

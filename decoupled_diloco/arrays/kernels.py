@@ -13,7 +13,8 @@ Rules that hold for all kernels:
 - They let go of Python's lock, so threads can work on different ranges at once. What a range gives never depends on
   the other ranges.
 - A row of `ROW` elements at a time goes through scratch vectors that stay in the first-level cache; every loop has few
-  operands, because the compiler vectorises only loops in which it can rule out that operands overlap.
+  operands, because the compiler vectorises only loops in which it can rule out that operands overlap, and an index
+  that counts from 0, because it makes sure of every other one that it is not negative.
 - Large results are written past the caches (`put`): they are next read when a whole fragment later, and a plain store
   would first read each line that it overwrites.
 
@@ -65,8 +66,9 @@ _Indices = npt.NDArray[np.int64]
 def _add_squares(values: Any, lanes: _Doubles) -> None:
     """Adds the squares of whole blocks lane by lane, a fixed order that a processor can work off several at a time."""
     for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK]
         for lane in range(BLOCK):
-            value = np.float64(values[start + lane])
+            value = np.float64(block[lane])
             lanes[lane] += value * value
 
 
@@ -162,19 +164,14 @@ def combine(
         for base in range(low // BLOCK * BLOCK, high, ROW):
             begin, count = max(low - base, 0), min(ROW, high - base)
             whole = (count + BLOCK - 1) // BLOCK * BLOCK
-            sums[:] = -0.0  # the one number that changes no other when it is added to
+            sums[0, :] = -0.0  # the one number that changes no other when it is added to
+            if both:
+                sums[1, :] = -0.0
             for group in range(0, addresses.size, 4):
                 members = min(4, addresses.size - group)
                 for member in range(members):
-                    contribution = group + member
-                    decode_row(
-                        addresses[contribution],
-                        kinds[contribution],
-                        size,
-                        base,
-                        min(whole, size - base),
-                        rows[member],
-                    )
+                    one = group + member
+                    decode_row(addresses[one], kinds[one], size, base, min(whole, size - base), rows[member])
                 for member in range(members, 4):
                     rows[member, :] = 0
                 if both:
@@ -232,9 +229,9 @@ def _scaled(unscaled: _Floats, base: int, stops: _Indices, factors: _Doubles, ou
     segment, begin = np.searchsorted(stops, base, side="right"), 0
     while begin < unscaled.size:
         end = min(unscaled.size, stops[segment] - base)
-        factor = factors[segment]
-        for i in range(begin, end):
-            out[i] = np.float32(factor * np.float64(unscaled[i]))
+        factor, own, scaled = factors[segment], unscaled[begin:end], out[begin:end]
+        for i in range(own.size):
+            scaled[i] = np.float32(factor * np.float64(own[i]))
         begin = end
         segment += 1
 

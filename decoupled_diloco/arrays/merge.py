@@ -32,7 +32,8 @@ import numpy.typing as npt
 
 from decoupled_diloco.arrays.encoding import ENCODINGS, Encoded, FloatVector, address_of, kernels
 from decoupled_diloco.arrays.fragments import Segment
-from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads, Pieces, new_vector, pieces_of
+from decoupled_diloco.arrays.recycled import RECYCLER
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads, Pieces, pieces_of
 
 DIRECTION_FLOOR: Final = 1e-6
 """Norm of the mean direction below which RDA falls back to Avg; 1 means that all contributors agree."""
@@ -198,7 +199,9 @@ def combine(
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
     norms = np.sqrt(np.array(squares, np.float64)).T  # by segment, then contribution
-    work = _Work(contributions, shares, norms, pieces_of(tuple(segments)), new_vector(size), threads)
+    work = _Work(
+        contributions, shares, norms, pieces_of(tuple(segments)), RECYCLER.take(4 * size).view(np.float32), threads
+    )
     wants_direction = np.array([len(weights) > 1 and segment.rule == "rda" for segment in segments], np.bool_)
     plain, directed = work.sums(wants_direction, range(len(segments)))
     fallen = [

@@ -23,7 +23,8 @@ from decoupled_diloco.arrays.encoding import (
     kernels,
 )
 from decoupled_diloco.arrays.merge import Combined
-from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads, new_bytes, new_vector
+from decoupled_diloco.arrays.recycled import RECYCLER
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,10 @@ def _step(
     if source.shape != state.theta.shape:
         raise ValueError(f"delta has {source.shape} elements, the fragment {state.theta.shape}")
     size, is_exact = source.size, encoding_named(download_encoding).is_exact
-    theta, momentum = new_vector(size), new_vector(size)
+    theta, momentum = (RECYCLER.take(4 * size).view(np.float32) for _ in range(2))
     residual = payload = None
     if not is_exact:
-        residual, payload = new_vector(size), new_bytes(2 * size)
+        residual, payload = RECYCLER.take(4 * size).view(np.float32), RECYCLER.take(2 * size)
     inputs = (state.theta, state.momentum, state.residual, source)
     outputs = (theta, momentum, residual, payload, delta)
     sources = np.array([address_of(vector) for vector in inputs], np.int64)
@@ -197,7 +198,7 @@ def apply_delta(
     if base.dtype != np.float32 or base.ndim != 1 or not base.flags.c_contiguous:
         raise ValueError(f"a delta is added to a contiguous float32 vector, not to {base.dtype} {base.shape}")
     delta = Encoded(payload, download_encoding, base.size)
-    theta, kind = new_vector(base.size), encoding_named(delta.encoding).kind
+    theta, kind = np.empty(base.size, np.float32), encoding_named(delta.encoding).kind
     addresses = address_of(base), address_of(payload), address_of(theta)
     loops = kernels()
 

@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Segment
 
 PIECE_ELEMENTS: Final = 1 << 15
@@ -21,8 +20,6 @@ who computes which does not matter."""
 
 STRIPES_PER_THREAD: Final = 4
 """So that a thread that loses its processor for a while holds up a quarter of its share."""
-
-ALIGNMENT_BYTES: Final = 64
 
 T = TypeVar("T")
 
@@ -92,15 +89,3 @@ def pieces_of(segments: tuple[Segment, ...]) -> Pieces:
         np.repeat(np.arange(len(segments), dtype=np.int64), counts),
         tuple(np.concatenate([[0], np.cumsum(counts)]).tolist()),
     )
-
-
-def new_vector(size: int) -> FloatVector:
-    """An uninitialised float32 vector that begins on a cache line, which is where results are written fastest."""
-    return new_bytes(4 * size).view(np.float32)
-
-
-def new_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Uninitialised bytes that begin on a cache line."""
-    raw = np.empty(size + ALIGNMENT_BYTES, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[begin : begin + size]

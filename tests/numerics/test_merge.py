@@ -232,7 +232,7 @@ def test_a_merge_needs_little_memory_beyond_its_result(encoding: str, rule: Merg
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak_bytes < 4 * size + 65_536
+    assert peak_bytes < 4 * size + 131_072
 
 
 def test_contributions_are_only_read() -> None:
