@@ -30,14 +30,15 @@ from demo.processes import Addresses, Processes
 CHILD_SECONDS_MAX: Final = 300.0
 SYNC_INTERVAL_STEPS: Final = 24
 PARTS: Final = {
-    "check": "look at the parameters",
     "plan": "plan",
     "copy": "copies",
     "apply": "applies",
     "publish": "report",
-    "step_under_way": "hand over to the network thread while the step is under way",
+    "check": "while the step is under way: a look at the parameters",
+    "copy_ahead": "while the step is under way: copies for the next boundary",
+    "step_under_way": "while the step is under way: waking the network thread, which takes the interpreter",
 }
-"""Calls whose seconds a step are shown, and what they are for. The last one is no loss: the devices compute."""
+"""Calls whose seconds a step are shown, and what they are for. What is done while the step is under way is no loss."""
 CACHE: Final = Path("runs/overlap/cache")
 """Compiled programs and tokenised text; kept between runs."""
 
@@ -119,14 +120,11 @@ def figures_of(case: Case, result: dict[str, Any]) -> list[Figure]:
     def figure(name: str, unit: str, value: Callable[[Any, Any], float], **more: Any) -> Figure:
         return of_repetitions(f"{case.name}: {name}", [value(own, bare) for own, bare in pairs], unit, **more)
 
-    lost = Target("at most", case.share_max)
+    def lost(own: Any, bare: Any) -> float:
+        return 100.0 * float(own["boundary"] - bare["boundary"]) / max(case.step_seconds, float(own["compute"]))
+
     found = [
-        figure(
-            "device thread's share lost between steps",
-            "%",
-            lambda own, bare: 100.0 * (own["boundary"] - bare["boundary"]) / max(case.step_seconds, own["compute"]),
-            target=lost,
-        ),
+        figure("share lost between steps", "%", lost, target=Target("at most", case.share_max)),
         figure("step rate beside steps without it", "x", lambda own, bare: bare["period"] / own["period"]),
         figure(
             "a step's own duration beside one without it",
@@ -134,29 +132,24 @@ def figures_of(case: Case, result: dict[str, Any]) -> list[Figure]:
             lambda own, bare: own["compute"] / bare["compute"],
             note="the syncer and the network thread use the same cores",
         ),
-        figure("fragments copied at a boundary", "", lambda own, bare: own["counts"].get("copied fragments", 0.0)),
+        figure("fragments copied at a boundary", "", lambda own, _: own["counts"].get("copied fragments", 0.0)),
     ]
     for part, words in PARTS.items():
-        found.append(figure(words, "ms a step", lambda own, bare, part=part: 1e3 * own["items"].get(part, 0.0)))
-    found += [
-        figure("an upload, from copy to answer", "ms", lambda own, bare: 1e3 * own["upload"], note="while steps go on"),
-        figure("uploads answered", "a step", lambda own, bare: own["counts"].get("uploads", 0.0)),
-        figure(
-            "the device thread waited for the network",
-            "ms",
-            lambda own, bare: 1e3 * own["network_wait"],
-            target=Target("at most", 0.0),
-        ),
-        figure(
-            "memory of copies and staged versions on the devices",
-            "x parameters",
-            lambda own, bare: own["device_bytes"] / own["parameter_bytes"],
-            note="beside parameters and optimizer state",
-        ),
-    ]
-    devices = result["devices"]
+        found.append(figure(words, "ms a step", lambda own, _, part=part: 1e3 * own["items"].get(part, 0.0)))
+    waited, memory = "the device thread waited for the network", "copies and staged versions on the devices"
     return [
         *found,
+        figure("an upload, from copy to answer", "ms", lambda own, _: 1e3 * own["upload"], note="while steps go on"),
+        figure("uploads answered", "a step", lambda own, _: own["counts"].get("uploads", 0.0)),
+        figure(waited, "ms", lambda own, _: 1e3 * own["network_wait"], target=Target("at most", 0.0)),
+        figure(memory, "x parameters", lambda own, _: own["device_bytes"] / own["parameter_bytes"]),
+        *_of_devices(case, result["devices"]),
+    ]
+
+
+def _of_devices(case: Case, devices: dict[str, float]) -> list[Figure]:
+    """What copies and applies take of the devices, one at a time and nothing else going on."""
+    return [
         Figure(f"{case.name}: one copy, from the call to its end on the device", _ms(devices, "copy"), "ms"),
         Figure(f"{case.name}: one apply, likewise", _ms(devices, "apply"), "ms"),
         Figure(f"{case.name}: a copy to host memory", devices["host_bytes_per_second"] / 1e9, "GB/s"),

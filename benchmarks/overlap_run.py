@@ -290,14 +290,15 @@ def _watch(watch: Stopwatch, session: Session, device: DeviceFragments) -> None:
 
     def opened(params: Any) -> OpenParams:
         result = opened_by(params)
-        copy = result.copy
+        copy = result._copy
 
-        def counted(indexes: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
             if watch.is_on:
-                watch.counts["copied fragments"] += len(indexes)
-            return copy(indexes)
+                watch.counts["copied fragments"] += 1
+            return copy(*arguments)
 
-        setattr(result, "copy", counted)  # noqa: B010 (a method of one object)
+        setattr(result, "_copy", counted)  # noqa: B010 (a method of one object)
+        watch.watch(result, "copy_ahead", "copy_ahead")
         watch.watch(result, "copy", "copy")
         watch.watch(result, "overwrite", "apply")
         return result

@@ -37,13 +37,13 @@ def test_the_lost_share_is_what_lies_between_steps_less_what_that_takes_without_
     result = {"device": "cpu", "devices": DEVICES, "blocks": blocks}
     case = Case("case", {}, 0.1, 1.0, 3, 3)
     figures = {figure.name.removeprefix("case: "): figure for figure in figures_of(case, result)}
-    lost = figures["device thread's share lost between steps"]
+    lost = figures["share lost between steps"]
     assert lost.value == pytest.approx(1.0)
     assert lost.target is not None
     assert figures["step rate beside steps without it"].value == pytest.approx(0.1 / 0.101)
     assert figures["plan"].value == pytest.approx(0.3)
     assert figures["one copy, from the call to its end on the device"].value == pytest.approx(0.3)
-    assert figures["memory of copies and staged versions on the devices"].value == pytest.approx(0.3)
+    assert figures["copies and staged versions on the devices"].value == pytest.approx(0.3)
     assert figures["the device thread waited for the network"].is_met
 
 
