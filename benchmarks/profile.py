@@ -28,8 +28,8 @@ SECONDS: Final = 15.0
 SECONDS_QUICK: Final = 5.0
 ROWS_MAX: Final = 16
 """Functions shown for each process; the rest is summed up."""
-MERGE_THREADS: Final = ("merge",)
-"""Kinds of threads whose work is the merge and the outer step."""
+MERGE_THREADS: Final = ("merge", "merge-loop")
+"""Kinds of threads whose work is the merge and the outer step: the one that leads, and those that share its loops."""
 
 
 def measure(quick: bool) -> Section:
