@@ -92,8 +92,11 @@ def peers(section: Section) -> Canvas | None:
     if not ways:
         return None
     canvas = Canvas(figsize=(WIDTH_INCHES + 3, 1.2 + 0.35 * len(ways)))
-    panels = (("gb_per_second", "GB/s, there and back"), ("cpu_seconds_per_gib", "CPU-s/GiB, both ends"))
-    panels += (("peak_mib", "MiB at the peak, both processes"),)
+    panels = (
+        ("gb_per_second", "GB/s, there and back"),
+        ("cpu_seconds_per_gib", "CPU-s/GiB, both ends"),
+        ("peak_mib", "MiB at the peak, both processes"),
+    )
     for axes, (key, label) in zip(canvas.subplots(1, len(panels), sharey=True), panels, strict=True):
         values = [way[key] for way in ways]
         colours = [OURS if way["kind"] == "ours" else OTHERS for way in ways]
@@ -167,6 +170,7 @@ def stages(section: Section) -> Canvas | None:
 SUBJECTS: Final[dict[str, dict[str, Callable[[Section], Canvas | None]]]] = {
     "peers": {"peers": peers},
     "wire": {"wire": bars("GB/s", "GB/s"), "wire-shares": bars("x", "times the limit or the idle rate")},
+    "arithmetic": {"merge": bars("GB/s", "GB/s read and written"), "memcpy-shares": bars("x", "x", "share of memcpy")},
     "overlap": {"overlap": bars("%", "% of a step"), "overlap-parts": bars("ms a step", "ms a step")},
     "latency": {"latency": stages},
     "memory": {"memory": bars("MiB", "MiB")},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +140,7 @@ def shares(
         before: What `cpu_by_thread` said at the begin.
         after: What it said at the end.
     """
-    took: Counter[tuple[str, str]] = Counter()
+    took: defaultdict[tuple[str, str], float] = defaultdict(float)
     for thread, (name, late) in after.items():
         spent = late - before.get(thread, (name, 0.0))[1]
         own = [stack for stack in stacks if stack.thread == thread]
@@ -151,7 +151,8 @@ def shares(
             took["", f"threads {kind!r} without Python code"] += spent
         for stack in working:
             took[kind, function_of(stack.frames)] += spent * stack.count / total
-    return [Share(thread, function, spent) for (thread, function), spent in took.most_common()]
+    ordered = sorted(took.items(), key=lambda item: item[1], reverse=True)
+    return [Share(thread, function, spent) for (thread, function), spent in ordered]
 
 
 def _waits(stack: Stack) -> bool:

@@ -84,6 +84,7 @@ class Member:
 MEMBERS: Final[tuple[Member, ...]] = (
     Member("peers", "the same payload by our calls, by limits and by others' transports", seconds_max=900.0),
     Member("wire", "fragments up and down beside raw TCP and Arrow Flight, and beside merges"),
+    Member("arithmetic", "merge, outer step and encodings beside memcpy and plain NumPy"),
     Member("overlap", "what a learner's device thread loses to its exchange"),
     Member("latency", "from grace closed to the learners' hand-over slots, by stage, and decisions"),
     Member("memory", "the syncer's memory above what the run itself is"),
