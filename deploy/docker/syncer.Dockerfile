@@ -31,12 +31,15 @@ COPY --from=environment /venv /venv
 # Plaintext off loopback stays refused until TLS files or ..._INSECURE=true are given.
 ENV PATH=/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    NUMBA_CACHE_DIR=/data/cache \
     DECOUPLED_DILOCO_SYNCER__LISTEN=0.0.0.0:50051 \
     DECOUPLED_DILOCO_SYNCER__ADMIN_LISTEN=0.0.0.0:50052 \
     DECOUPLED_DILOCO_SYNCER__HTTP_LISTEN=0.0.0.0:9464 \
     DECOUPLED_DILOCO_SYNCER__STATE_DIR=/data/state \
     DECOUPLED_DILOCO_SYNCER__OUTPUT_DIR=/data/output
 USER 10001:10001
+# The loops of a merge, compiled for the processor of this machine; on another kind a start does it again, in seconds.
+RUN ["python", "-c", "import decoupled_diloco.arrays.kernels"]
 WORKDIR /data
 EXPOSE 50051 50052 9464
 STOPSIGNAL SIGTERM

@@ -1,0 +1,47 @@
+"""The threads of merges give way to all others, and end with the syncer."""
+
+import os
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from decoupled_diloco.arrays.stripes import CALLING_THREAD
+from syncer_service.merge_threads import NICE, loop_threads, merge_executor, processor_count, step_back
+
+threads_have_priorities = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not Linux")
+
+
+def own_priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@threads_have_priorities
+def test_threads_of_a_merge_have_a_lower_priority_and_the_caller_keeps_its_own() -> None:
+    before = own_priority()
+    with ExitStack() as stack:
+        threads = loop_threads(stack, 2)
+        assert threads.executor is not None
+        assert threads.executor.submit(own_priority).result() == NICE
+        assert merge_executor(stack).submit(own_priority).result() == NICE
+    assert own_priority() == before
+
+
+def test_the_loops_are_loaded_before_the_first_merge() -> None:
+    with ExitStack() as stack:
+        names = merge_executor(stack).submit(lambda: dir(__import__("sys").modules["decoupled_diloco.arrays.kernels"]))
+        assert "combine" in names.result()
+
+
+def test_a_single_thread_needs_no_pool() -> None:
+    with ExitStack() as stack:
+        assert loop_threads(stack, 1) is CALLING_THREAD
+        assert loop_threads(stack, 0).thread_count == processor_count()
+
+
+def test_a_system_without_priorities_of_threads_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuses)
+    step_back()
