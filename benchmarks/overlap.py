@@ -6,6 +6,7 @@ take turns with blocks of the same steps without synchronisation, in one process
 says is followed by a wait, where the learner waits for the step's result. The device thread's loss is what lies between
 a step's result and the begin of the next step, less what that takes without synchronisation; its parts are timed too.
 
+On an accelerator a learner waits for the step before only; here it waits for every step, so that its loss can be seen.
 It runs on whatever JAX finds; JAX_PLATFORMS="" leaves the choice to JAX. In this repository it has been run on CPUs.
 """
 

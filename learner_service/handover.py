@@ -9,7 +9,8 @@ The one wait, `wait_for_news`, is the device thread's and only while a hold last
     fills the copies of the plan, then `publish`        take_outbox (uploads, applied versions), take_progress
 
 What both keep of a model of N parameters in P fragments. On the devices, in the parameters' own type: at most one copy
-of each fragment, N in all; in a run that trains about one for every round that is open or soon asked for. Published
+of each fragment, N in all; in a run that trains about one for every round that is open or soon asked for, and for a
+moment two, when a newer copy takes the place of an older one. Published
 versions lie there, 4 N/P bytes each, from their arrival to their boundary: one or none, all of them (4 N bytes) in a
 recovery. In host memory: the newest version of each fragment, 4 N bytes, which deltas are taken against, and as much
 again for leaves narrower than float32; 4 N/P bytes and the encoded ones for each upload or download under way.
