@@ -25,6 +25,8 @@ REPETITIONS: Final = 9
 REPETITIONS_QUICK: Final = 5
 REPETITIONS_BY_REQUEST: Final = 3
 """Of the slow ones, at most."""
+WARM_UPS: Final = 3
+"""Round trips before those that count; buffers that are kept for good are touched in the first ones. Slow ones: 1."""
 TORCHFT_SHARE: Final = 0.5
 BEATEN_TIMES: Final = 5.0
 
@@ -57,8 +59,9 @@ def measure(quick: bool, by_request: str = "", payload_mib: int = 0) -> Section:
     trips = _trips([way for way in ways if not way.absence], byte_count, repetitions, absent)
     conditions = (
         f"{byte_count // MIB} MiB of float32 from one process to another on the loopback and back (GB/s count both "
-        f"directions), in turns; medians of {repetitions} repetitions (slow peers {REPETITIONS_BY_REQUEST}) after one "
-        "whose content was checked. Malloc is tuned in all processes. Memory is the resident peak of both processes; "
+        f"directions), in turns; medians of {repetitions} repetitions (slow peers {REPETITIONS_BY_REQUEST}) after "
+        f"{WARM_UPS} (slow peers 1) that do not count, the first one's content checked. "
+        "Malloc is tuned in all processes. Memory is the resident peak of both processes; "
         "ratios of speed are of repetitions next to each other, of memory above interpreter and libraries."
     )
     if absent:
@@ -78,7 +81,8 @@ def _trips(ways: Sequence[Way], byte_count: int, repetitions: int, absent: dict[
         for way in ways:
             try:
                 pair = stack.enter_context(Pair(way, byte_count))
-                pair.round_trip()
+                for _ in range(1 if way.is_by_request else WARM_UPS):
+                    pair.round_trip()
             except PairError as error:
                 _give_up(way, error, absent)
                 continue
