@@ -33,7 +33,7 @@ import numpy.typing as npt
 from decoupled_diloco.arrays.encoding import ENCODINGS, Encoded, FloatVector, address_of, kernels
 from decoupled_diloco.arrays.fragments import Segment
 from decoupled_diloco.arrays.recycled import RECYCLER
-from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads, Pieces, pieces_of
+from decoupled_diloco.arrays.stripes import CALLING_THREAD, PIECE_ELEMENTS, LoopThreads, Pieces, pieces_of
 
 DIRECTION_FLOOR: Final = 1e-6
 """Norm of the mean direction below which RDA falls back to Avg; 1 means that all contributors agree."""
@@ -118,7 +118,7 @@ def examine(
     def look(first: int, last: int) -> None:
         kernels().square_sums(address, kind, upload.element_count, pieces.lows, pieces.highs, first, last, found)
 
-    threads.run(look, len(pieces))
+    threads.run(look, len(pieces), element_count=upload.element_count)
     squares = tuple(map(_total, pieces.per_segment(found.tolist())))
     norm = math.sqrt(_total(squares))
     if not math.isfinite(norm):
@@ -273,7 +273,7 @@ class _Work:
             )
 
         if len(segments) == len(self.norms):
-            self.threads.run(work, len(pieces))
+            self.threads.run(work, len(pieces), element_count=size)
         else:
             for segment in segments:
                 begin, end = pieces.bounds[segment : segment + 2]
@@ -281,7 +281,7 @@ class _Work:
                 def shifted(first: int, last: int, begin: int = begin) -> None:
                     work(begin + first, begin + last)
 
-                self.threads.run(shifted, end - begin)
+                self.threads.run(shifted, end - begin, element_count=(end - begin) * PIECE_ELEMENTS)
         plain, directed = found.T.tolist()
         return list(map(_total, pieces.per_segment(plain))), list(map(_total, pieces.per_segment(directed)))
 

@@ -174,7 +174,7 @@ def _step(
         )
         return largest
 
-    largest = max(threads.run(work, size, loops.ROW))
+    largest = max(threads.run(work, size, step=loops.ROW))
     if residual is None:
         residual = state.residual if not state.residual.any() else np.zeros(size, np.float32)
     return OuterStep(
@@ -205,5 +205,5 @@ def apply_delta(
     def work(first: int, last: int) -> None:
         loops.add_decoded(addresses[0], addresses[1], kind, theta.size, first, last, addresses[2])
 
-    threads.run(work, theta.size, BLOCK_ELEMENTS)
+    threads.run(work, theta.size, step=BLOCK_ELEMENTS)
     return theta
