@@ -9,6 +9,7 @@ steps. Any JAX backend will do.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -210,7 +211,7 @@ class Observed:
             self.spans.append((self._began, self._computed, self._padded, left))
         if self._session is not None and self.finished:
             own = jax.tree.leaves((params, optimizer_state))
-            self.device_bytes = sum(array.nbytes for array in jax.live_arrays()) - sum(leaf.nbytes for leaf in own)
+            self.device_bytes = _live_bytes() - sum(leaf.nbytes for leaf in own)
         self._watch.is_on = self._made >= self._job.warm_steps
         self._began = time.perf_counter()
         return params, optimizer_state
@@ -251,16 +252,19 @@ class Bench:
 
     def session(self) -> Block:
         """A block of steps of a learner in the run."""
+        gc.unfreeze()  # what the session before it froze would stay for good
+        gc.collect()
+        before = _live_bytes()
         params = self.params()
         session, device = self.parts(params)
         watch = Stopwatch()
         observed = Observed(session, self.job, watch)
         _watch(watch, session, device)
-        with session:
+        with session, _watched_boundaries(watch):
             loop = self._loop(observed)
             params = loop.run(*loop.prepare(params, device))
             block = _block(observed, watch)
-            block.device_bytes = observed.device_bytes
+            block.device_bytes = observed.device_bytes - before
             block.parameter_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
             block.network_wait = session._handover.snapshot().progress.network_wait_seconds
         return block
@@ -279,6 +283,24 @@ class Bench:
         )
 
 
+def _live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+@contextmanager
+def _watched_boundaries(watch: Stopwatch) -> Iterator[None]:
+    """Times what is done to the parameters of every boundary meanwhile, in whatever session."""
+    names = {"copy": "copy", "copy_ahead": "copy_ahead", "overwrite": "apply", "_copy": "copied fragments"}
+    kept = {method: getattr(OpenParams, method) for method in names}
+    for method, name in names.items():
+        watch.watch(OpenParams, method, name)
+    try:
+        yield
+    finally:
+        for method, original in kept.items():
+            setattr(OpenParams, method, original)
+
+
 def _watch(watch: Stopwatch, session: Session, device: DeviceFragments) -> None:
     """The calls that a boundary consists of."""
     handover = session._parts.handover
@@ -286,24 +308,6 @@ def _watch(watch: Stopwatch, session: Session, device: DeviceFragments) -> None:
         watch.watch(handover, method, method)
     watch.watch(session._losses, "settle", "result")
     watch.watch(session, "_look_for_optimizer", "optimizer")
-    opened_by = device.open
-
-    def opened(params: Any) -> OpenParams:
-        result = opened_by(params)
-        copy = result._copy
-
-        def counted(*arguments: Any) -> Any:
-            if watch.is_on:
-                watch.counts["copied fragments"] += 1
-            return copy(*arguments)
-
-        setattr(result, "_copy", counted)  # noqa: B010 (a method of one object)
-        watch.watch(result, "copy_ahead", "copy_ahead")
-        watch.watch(result, "copy", "copy")
-        watch.watch(result, "overwrite", "apply")
-        return result
-
-    setattr(device, "open", opened)  # noqa: B010
     watch.watch(device, "open", "check")
     observe = session._parts.metrics.observe_upload
 
