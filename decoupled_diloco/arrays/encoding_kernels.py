@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from decoupled_diloco.arrays.encoding import BF16, BLOCK_ELEMENTS, FLOAT32, INT8
-from decoupled_diloco.arrays.machine_code import floats, halves, integers, kernel, octets, part, signed_bytes, words
+from decoupled_diloco.arrays.machine_code import (
+    fetch,
+    floats,
+    halves,
+    integers,
+    kernel,
+    octets,
+    part,
+    signed_bytes,
+    words,
+)
 
 ROW: Final = 2048
 """Elements that go through the scratch vectors at a time; a multiple of the block of int8 and int4."""
@@ -64,6 +74,24 @@ def _decode_int4(address: int, scale: np.float32, out: _Floats) -> None:
         low[i] = np.float32(np.int8(pairs[i] << 4) >> 4) * scale
     for i in range(high.size):
         high[i] = np.float32(pairs[i] >> 4) * scale
+
+
+@part
+def fetch_row(address: int, kind: int, size: int, first: int) -> None:
+    """Brings the codes of a row that will soon be decoded to the caches.
+
+    A processor does that by itself only where it has seen the reads before it, and begins anew with every row.
+    """
+    if kind == FLOAT32:
+        fetch(address + 4 * first, 4 * ROW)
+    elif kind == BF16:
+        fetch(address + 2 * first, 2 * ROW)
+    else:
+        codes = address + 2 * ((size + BLOCK - 1) // BLOCK)
+        if kind == INT8:
+            fetch(codes + first, ROW)
+        else:
+            fetch(codes + first // 2, ROW // 2)
 
 
 @kernel("void(int64, int64, int64, int64, int64, int64)")

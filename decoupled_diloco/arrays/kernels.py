@@ -1,10 +1,11 @@
 """Loops over fragments, compiled to machine code; `merge`, `outer` and `encoding` say what they mean.
 
-Why numba, of the three that were compared on the same work (`python -m benchmarks.arithmetic`): NumPy alone makes a
-pass over memory per operation and converts bf16 element by element; jax.jit fuses, but its compiler decides about
-contractions (multiply and add in one rounding), so the bits depend on the processor, it needs the inputs as arrays of
-its own, and the syncer would need JAX. Numba compiles these loops as they stand: no contraction, no reordering
-(fastmath is off), so the same inputs give the same bits on every processor.
+Why numba. Plain NumPy makes a pass over memory per operation and converts bf16 element by element: one thread of these
+loops is about three times as fast at a merge with its outer step (`python -m benchmarks.arithmetic`), and they divide
+among threads. jax.jit fuses, too, but its compiler contracts a * b + c to one rounding where the processor can (23 % of
+the float32 results differed from NumPy's on an x86 with AVX-512), so bits would depend on the processor; and the syncer
+would need JAX. Numba compiles the loops as they stand: fastmath is off, so nothing is contracted or reordered, and the
+same inputs give the same bits on every processor.
 
 Rules that hold for all kernels:
 
@@ -37,9 +38,10 @@ from decoupled_diloco.arrays.encoding_kernels import (
     decode_row,
     encode_bf16,
     encode_blocks,
+    fetch_row,
     to_bf16,
 )
-from decoupled_diloco.arrays.machine_code import fence, floats, kernel, part, put
+from decoupled_diloco.arrays.machine_code import fence, fetch, floats, kernel, part, put
 
 __all__ = [
     "NOT_FINITE",
@@ -172,6 +174,7 @@ def combine(
                 for member in range(members):
                     one = group + member
                     decode_row(addresses[one], kinds[one], size, base, min(whole, size - base), rows[member])
+                    fetch_row(addresses[one], kinds[one], size, base + ROW)
                 for member in range(members, 4):
                     rows[member, :] = 0
                 if both:
@@ -288,6 +291,8 @@ def outer_step(
         count = min(ROW, last - base)
         theta, momentum = floats(sources[0] + 4 * base, count), floats(sources[1] + 4 * base, count)
         residual, unscaled = floats(sources[2] + 4 * base, count), floats(sources[3] + 4 * base, count)
+        for source in sources:
+            fetch(source + 4 * (base + ROW), 4 * ROW)
         _scaled(unscaled, base, stops, factors, delta)
         if results[4]:
             put(results[4] + 4 * base, delta.ctypes.data, 4 * count)

@@ -108,6 +108,29 @@ def _put_line(context: Any, destination: Any, source: Any) -> Any:
 
 
 @_machine_code
+def _fetch_line(context: Any, address: Any) -> Any:
+    """Asks for the line at an address, which need not exist, to be brought to the caches."""
+
+    def code(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        line, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        fetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", (line,), ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        )
+        arguments = [ir.Constant(number, value) for value in (0, 2, 1)]  # to be read, into the second level, data
+        builder.call(fetch, [builder.inttoptr(values[0], line), *arguments])
+        return target.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
+@part
+def fetch(address: int, byte_count: int) -> None:
+    """Brings memory that will soon be read to the caches."""
+    for offset in range(0, byte_count, _LINE):
+        _fetch_line(address + offset)
+
+
+@_machine_code
 def fence(context: Any) -> Any:
     """Orders what was written past the caches before whatever tells another thread of it."""
 
