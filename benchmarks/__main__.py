@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -81,6 +82,11 @@ def say_verdict(results: Results, folder: Path, console: Console) -> None:
     console.print(f"Written to {folder}/latest.json and latest.md, with pictures.", highlight=False)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """Being told to end is as good as Ctrl-C: the benchmark that runs is ended, and what there is gets written."""
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the suite; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -105,8 +111,12 @@ def main(arguments: Sequence[str]) -> int:
     results = Results(options.quick)
     results.left_out = [member.name for member in MEMBERS if member not in members]
     more = {PEERS_MEMBER: ("--peers", options.peers)} if options.peers else {}
+    signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        run_members(members, results, Path(folder), more, teller(console))
+        try:
+            run_members(members, results, Path(folder), more, teller(console))
+        except KeyboardInterrupt:
+            results.failures.append(Failure("suite", "interrupted; what had been measured until then is kept", ""))
     write(results, options.output)
     say_verdict(results, options.output, console)
     return 1 if results.failures else 0

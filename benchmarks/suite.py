@@ -90,10 +90,10 @@ MEMBERS: Final[tuple[Member, ...]] = (
     Member("memory", "the syncer's memory above what the run itself is"),
     Member("profile", "where our time goes, on both ends"),
     Member("shaped", "what an encoding gains on a link of 1 Gbit/s, and the bytes on it"),
-    Member("wide_area", "what several connections gain over a long distance"),
+    Member("wide_area", "what several connections gain over a long distance", arguments_quick=None),
     Member("scale", "64 learners on one syncer: rounds, processor time, decisions"),
-    Member("capacity", "the largest model that one syncer sustains"),
-    Member("quality", "what an encoding costs in loss", seconds_max=600.0),
+    Member("capacity", "the largest model that one syncer sustains", arguments_quick=None),
+    Member("quality", "what an encoding costs in loss", seconds_max=600.0, arguments_quick=None),
     Member(
         "start",
         "a killed learner is back: from its start to its first step",

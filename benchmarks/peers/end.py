@@ -54,6 +54,13 @@ def be_near(module: Any, byte_count: int, address: str, say: Callable[[dict[str,
     payload: Vector = np.random.default_rng(0).standard_normal(byte_count // 4, np.float32)
     near = module.Near(address, payload.size)
     say({"ready": True})
+    try:
+        _make_trips(near, payload, base, say)
+    finally:
+        getattr(near, "close", lambda: None)()
+
+
+def _make_trips(near: Any, payload: Vector, base: int, say: Callable[[dict[str, Any]], None]) -> None:
     is_checked = False
     for _ in sys.stdin:
         before, started = family_cpu_seconds(), time.perf_counter()
@@ -67,7 +74,6 @@ def be_near(module: Any, byte_count: int, address: str, say: Callable[[dict[str,
                 raise SystemExit("what came back is not what was to come back")
             is_checked = True
         say(trip)
-    getattr(near, "close", lambda: None)()
 
 
 def main() -> int:

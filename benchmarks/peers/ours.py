@@ -31,9 +31,13 @@ class Near:
         self._runner = asyncio.Runner()
         self._syncer = SyncerProcess(run_values()).__enter__()
         self._far_base = resident_bytes(self._syncer.process.pid)
-        self._learner = RigLearner(self._syncer, "alpha", flat_schema([count]))
-        self._run(self._learner.__aenter__())
-        self._run(self._learner.initialize())
+        try:
+            self._learner = RigLearner(self._syncer, "alpha", flat_schema([count]))
+            self._run(self._learner.__aenter__())
+            self._run(self._learner.initialize())
+        except BaseException:
+            self.close()
+            raise
         self._round = 0
         self.measured: dict[str, Any] = {}
 

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -69,6 +70,27 @@ def test_a_member_that_fails_is_shown_and_the_rest_goes_on(run):
 def test_a_member_that_does_not_end_is_ended(run):
     results, _ = run(member("slow", "import threading; threading.Event().wait()", seconds_max_quick=0.5))
     assert "after 0.5 seconds" in results.failures[0].reason
+
+
+def test_an_interrupted_suite_ends_its_member_and_keeps_what_it_has(tmp_path, monkeypatch):
+    pid_path = tmp_path / "pid"
+    endless = f"""
+import os, pathlib, signal, threading
+pathlib.Path({str(pid_path)!r}).write_text(str(os.getpid()))
+os.kill(os.getppid(), signal.SIGTERM)
+threading.Event().wait()
+"""
+    members = [member("good", GOOD_MEMBER), member("endless", endless)]
+    monkeypatch.setattr(program, "chosen", lambda only, is_quick: members)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert program.main(["--quick", "--output", str(tmp_path / "results")]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    found = Results.from_json(json.loads((tmp_path / "results" / "latest.json").read_text()))
+    assert [section.name for section in found.sections] == ["good"]
+    assert "interrupted" in found.failures[0].reason
+    assert not Path(f"/proc/{pid_path.read_text()}").exists()
 
 
 def test_a_member_without_a_report_has_failed(run):
