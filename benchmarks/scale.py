@@ -2,7 +2,7 @@
 
 Up to 64 whole learners without a model (`crowd.py`), all in one process, train against a syncer in another one, with
 its durable store and its tape. Fragments are small, so that what is measured is the work per message and not per byte.
-A round begins every second. The processor time of the syncer per round is set against the number of contributors, from
+A round begins every two steps. The processor time of the syncer per round is set against the number of contributors, from
 the fewest to the most and back again. Then the machine goes along the tape of each run, and every decision is timed.
 """
 
@@ -211,8 +211,9 @@ def measure(quick: bool) -> Section:
     """Measures every number of learners, from the fewest to the most and back."""
     tune_malloc()
     counts, round_count = (LEARNERS_QUICK, ROUNDS_QUICK) if quick else (LEARNERS, ROUNDS)
+    step_seconds = STEP_SECONDS / 2 if quick else STEP_SECONDS
     order = counts if quick else (*counts, *reversed(counts))
-    return section_of([asyncio.run(measure_learners(count, round_count)) for count in order])
+    return section_of([asyncio.run(measure_learners(count, round_count, step_seconds)) for count in order])
 
 
 def section_of(found: Sequence[Measured]) -> Section:
@@ -264,7 +265,7 @@ def section_of(found: Sequence[Measured]) -> Section:
         "Many learners on one syncer",
         f"{', '.join(str(size[0].learners) for size in sizes)} learners without a model, all in one process; on the "
         f"same machine the syncer with its durable store and its tape. {FRAGMENTS} fragments of "
-        f"{FRAGMENT_PARAMETERS} parameters, bf16 both ways, a round every {STEP_SECONDS * STEPS_PER_ROUND:g} s, "
+        f"{FRAGMENT_PARAMETERS} parameters, bf16 both ways, a round every {found[0].wall_seconds / found[0].rounds:.1f} s, "
         f"{found[0].rounds} rounds measured each, {len(largest)} times. Processor time is the syncer's, all threads.",
         tuple(figures),
         {"tables": [table_of_sizes(sizes, line)], "measured": [asdict(item) for item in found]},
