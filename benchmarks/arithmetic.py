@@ -10,6 +10,7 @@ and the bf16 step (18). The norms of contributions, which the syncer takes while
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -247,12 +248,13 @@ def merge_figures(size: int, repetitions: int, pool: ThreadPoolExecutor, thread_
 
 
 def norm_figure(merge: Merge) -> Figure:
-    """How far a norm is off: beside NumPy's sum of float64 squares in one go."""
-    exact = statistics.fmean(np.square(plain.elements(merge.uploads[0]).astype(np.float64))) * merge.size
-    found = sum(merge.squares[0])
-    return Figure(
-        "norm of a contribution: relative error", abs((found / exact) ** 0.5 - 1), "", Target("at most", 1e-9)
-    )
+    """How many bits of a norm are right, beside the exactly rounded sum of float64 squares of a part of it."""
+    part = min(merge.size, 1 << 20)
+    upload = Encoded(encoding_named("bf16").encode(vector(0, part, 1e-3)), "bf16", part)
+    exact = math.sqrt(math.fsum(np.square(plain.elements(upload).astype(np.float64)).tolist()))
+    error = abs(examine(upload, cut(part)).norm / exact - 1)
+    right = -math.log2(max(error, 2.0**-53))
+    return Figure("norm of a contribution: bits that are right", right, "", Target("at least", 30))
 
 
 def encoding_figures(size: int, repetitions: int, pool: ThreadPoolExecutor, thread_count: int) -> list[Figure]:
