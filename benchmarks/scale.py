@@ -2,8 +2,8 @@
 
 Up to 64 whole learners without a model (`crowd.py`), all in one process, train against a syncer in another one, with
 its durable store and its tape. Fragments are small, so that what is measured is the work per message and not per byte.
-A round begins every two steps. The processor time of the syncer per round is set against the number of contributors, from
-the fewest to the most and back again. Then the machine goes along the tape of each run, and every decision is timed.
+A round begins every two steps. The processor time of the syncer per round is set against the number of contributors,
+from the fewest to the most and back again. Then the machine goes along the tape of each run, every decision timed.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def section_of(found: Sequence[Measured]) -> Section:
     line = line_through(points)
     largest = sizes[-1]
     opened, committed = sum(item.opened for item in found), sum(item.committed for item in found)
-    at = f"{largest[0].learners} learners"
+    at, every = f"{largest[0].learners} learners", found[0].wall_seconds / found[0].rounds
     decisions = [item.decision_ms[0] for item in largest]
     figures = [
         Figure("rounds that were committed", 100 * committed / opened, "%", Target("at least", 100)),
@@ -265,7 +265,7 @@ def section_of(found: Sequence[Measured]) -> Section:
         "Many learners on one syncer",
         f"{', '.join(str(size[0].learners) for size in sizes)} learners without a model, all in one process; on the "
         f"same machine the syncer with its durable store and its tape. {FRAGMENTS} fragments of "
-        f"{FRAGMENT_PARAMETERS} parameters, bf16 both ways, a round every {found[0].wall_seconds / found[0].rounds:.1f} s, "
+        f"{FRAGMENT_PARAMETERS} parameters, bf16 both ways, a round every {every:.1f} s, "
         f"{found[0].rounds} rounds measured each, {len(largest)} times. Processor time is the syncer's, all threads.",
         tuple(figures),
         {"tables": [table_of_sizes(sizes, line)], "measured": [asdict(item) for item in found]},
