@@ -1,16 +1,24 @@
-"""Memory for contributions: buffers that are allocated once, reused, and bounded in total.
+"""Memory for contributions: lent by the process's recycler, bounded in total.
 
-A buffer has the exact size of a fragment's payload, and there are as few sizes as fragments, so free buffers are kept
-by size. Memory is given back only to make room for another size.
+A buffer goes back as soon as the merge has read it, and becomes the memory of the results (`arrays.recycled`): those of
+float32 in float32's place, and two of bf16 in the place of one. What a syncer needs, for its container:
+
+    12 N                    theta, momentum and residual of N parameters
+    + C B                   C contributions in flight, of B bytes each (4 n in float32, 2 n in bf16, for n parameters)
+    + 8 n                   the merged delta, and the published steps of this version and the one before
+    + 12 n                  the new theta, momentum and residual, where C B is less than that
+    + 200 MiB               the program: interpreter, gRPC with what it reads ahead, compiled loops
+
+A contribution is in flight from its header until its round is merged. With one round under way C is the number of
+learners, and all of that is less than 12 N + (C + 2) 4 n + 200 MiB, which `python -m benchmarks.memory` compares with.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import threading
 from typing import Final
 
-import numpy as np
-
+from decoupled_diloco.arrays.recycled import RECYCLER, Loan, Recycler
 from decoupled_diloco.core.errors import PeerError, Reason
 
 BUFFER_RETRY_SECONDS: Final = 2.0
@@ -18,72 +26,95 @@ BUFFER_RETRY_SECONDS: Final = 2.0
 
 
 class BufferHold:
-    """A buffer in use. Whoever works on it holds it; the last one to let go returns it to the pool.
+    """A buffer in use. Whoever works on it holds it; the last one to let go gives it back. For any thread."""
 
-    Attributes:
-        data: The bytes, writable.
-    """
-
-    def __init__(self, pool: BufferPool, data: memoryview) -> None:
-        self.data = data
+    def __init__(self, pool: BufferPool, loan: Loan, size_bytes: int) -> None:
         self._pool = pool
+        self._loan = loan
+        self._size_bytes = size_bytes
         self._hold_count = 1
+        self._lock = threading.Lock()
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, writable.
+
+        Raises:
+            RuntimeError: The buffer has been given back.
+        """
+        self._require_held()
+        return self._loan.data.data
 
     def hold(self) -> BufferHold:
-        """Keeps the buffer from being reused until one more `release`."""
-        if self._hold_count == 0:
-            raise RuntimeError("the buffer has been given back already")
-        self._hold_count += 1
+        """Keeps the buffer from being reused until one more `release`.
+
+        Raises:
+            RuntimeError: The buffer has been given back.
+        """
+        with self._lock:
+            self._require_held()
+            self._hold_count += 1
         return self
 
     def release(self) -> None:
-        """Lets go."""
+        """Lets go.
+
+        Raises:
+            RuntimeError: The buffer has been given back.
+        """
+        with self._lock:
+            self._require_held()
+            self._hold_count -= 1
+            is_last = self._hold_count == 0
+        if is_last:
+            self._pool._take_back(self._loan, self._size_bytes)
+
+    def _require_held(self) -> None:
         if self._hold_count == 0:
             raise RuntimeError("the buffer has been given back already")
-        self._hold_count -= 1
-        if self._hold_count == 0:
-            self._pool._take_back(self.data)
 
 
 class BufferPool:
-    """All buffers. For the event loop's thread only.
+    """All buffers. They are acquired by the event loop's thread, and given back by any.
 
     Args:
         bytes_max: Most bytes of all buffers together.
+        recycler: Whose memory it is.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, recycler: Recycler = RECYCLER) -> None:
         self.bytes_max = bytes_max
-        self.allocated_bytes = 0
         self.used_bytes = 0
-        self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
+        self._recycler = recycler
+        self._lock = threading.Lock()
 
-    def acquire(self, size_bytes: int) -> BufferHold:
+    @property
+    def allocated_bytes(self) -> int:
+        """Buffers in use, and what is kept for the next ones and for results."""
+        return self.used_bytes + self._recycler.free_bytes
+
+    def acquire(self, size_bytes: int, result_bytes: int = 0) -> BufferHold:
         """A buffer of exactly this size; what is in it is undefined.
+
+        Args:
+            size_bytes: Of the contribution.
+            result_bytes: Of a vector of results that will want the memory next: the fragment in float32.
 
         Raises:
             PeerError: OVERLOADED, when the limit does not allow it now.
         """
-        if self.used_bytes + size_bytes > self.bytes_max:
-            raise PeerError(
-                Reason.OVERLOADED,
-                f"contributions being received take {self.used_bytes} bytes of {self.bytes_max} "
-                f"(syncer.upload_buffer_bytes_max), so there is no room for {size_bytes} more; call again",
-                retry_seconds=BUFFER_RETRY_SECONDS,
-            )
-        free = self._free[size_bytes]
-        data = free.pop() if free else self._allocate(size_bytes)
-        self.used_bytes += size_bytes
-        return BufferHold(self, data)
+        with self._lock:
+            if self.used_bytes + size_bytes > self.bytes_max:
+                raise PeerError(
+                    Reason.OVERLOADED,
+                    f"contributions being received take {self.used_bytes} bytes of {self.bytes_max} "
+                    f"(syncer.upload_buffer_bytes_max), so there is no room for {size_bytes} more; call again",
+                    retry_seconds=BUFFER_RETRY_SECONDS,
+                )
+            self.used_bytes += size_bytes
+        return BufferHold(self, self._recycler.lend(size_bytes, result_bytes), size_bytes)
 
-    def _allocate(self, size_bytes: int) -> memoryview:
-        for size, free in self._free.items():
-            while free and self.allocated_bytes + size_bytes > self.bytes_max:
-                free.pop()
-                self.allocated_bytes -= size
-        self.allocated_bytes += size_bytes
-        return np.empty(size_bytes, np.uint8).data
-
-    def _take_back(self, data: memoryview) -> None:
-        self.used_bytes -= len(data)
-        self._free[len(data)].append(data)
+    def _take_back(self, loan: Loan, size_bytes: int) -> None:
+        loan.give_back()
+        with self._lock:
+            self.used_bytes -= size_bytes

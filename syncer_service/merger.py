@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +63,7 @@ def merge_round(
     momentum: float,
     download_encoding: str,
     threads: LoopThreads = CALLING_THREAD,
+    read: Callable[[], None] = lambda: None,
 ) -> MergeResult:
     """Merges contributions to a fragment and takes the outer step; `state` is left as it is.
 
@@ -74,6 +75,7 @@ def merge_round(
         momentum: Outer momentum (mu).
         download_encoding: How the new version is handed to holders of the old one.
         threads: Who computes.
+        read: Called once the contributions have been read: their memory may be that of the results.
 
     Raises:
         ValueError: Lengths or weights that do not fit.
@@ -85,6 +87,7 @@ def merge_round(
     combined = combine(
         [item.upload for item in contributions], squares, [item.weight for item in contributions], segments, threads
     )
+    read()
     delta, step = merged_outer_step(
         state,
         combined,

@@ -67,7 +67,7 @@ SHELL_GAUGES: Final[Mapping[str, str]] = {
     "queue_events_highest": "Most events that have waited at once since this process started.",
     "queue_events_max": "Limit of that queue.",
     "upload_buffer_used_bytes": "Memory of contributions that are being received or wait for their merge.",
-    "upload_buffer_allocated_bytes": "The same with buffers that are kept for reuse.",
+    "upload_buffer_allocated_bytes": "The same with memory that is kept for the next ones and for results of merges.",
     "upload_buffer_max_bytes": "Limit of that memory.",
     "download_payload_bytes": "Memory of payloads that are ready to be served.",
     "downloads_active": "Downloads being served.",

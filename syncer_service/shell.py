@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -25,7 +26,7 @@ from syncer_service.buffers import BufferHold
 from syncer_service.first_parameters import FirstParameters
 from syncer_service.merger import MergeInput, MergeResult, merge_round
 from syncer_service.persistence import Persistence
-from syncer_service.serving import Serving
+from syncer_service.serving import Serving, carried_out
 from syncer_service.store.interface import FencedError, FragmentCommit, MergedDelta, StorageError
 from syncer_service.uploads import UploadSlot
 
@@ -122,14 +123,17 @@ class Shell:
             log.error("merge_impossible", round=effect.round, reason=reason)
             self._driver.report(ev.MergeFailed(effect.round, reason))
             return
-        # Held from now on: the round may close before the merge gets its first turn.
-        holds = [slot.buffer.hold() for slot in ready]
+        # The merge has them from now on, and nobody after it: its round is committed or abandoned, and never retried.
+        holds = [self._uploads.hand_over(slot) for slot in ready]
         self._start(self._merge(effect, base, ready, holds), f"merge of round {effect.round}")
 
     async def _merge(
         self, effect: fx.StartMerge, base: FragmentCommit, slots: list[UploadSlot], holds: list[BufferHold]
     ) -> None:
         weights = [weight for _, _, weight in effect.contributions]
+        release = ExitStack()
+        for hold in holds:
+            release.callback(hold.release)
         size = self._serving.agreement.value_count(effect.fragment)
         started = self._clock.now()
         inputs = [
@@ -138,7 +142,7 @@ class Shell:
         ]
         policy = self._machine.policy
         try:
-            result = await asyncio.get_running_loop().run_in_executor(
+            result = await carried_out(
                 self._serving.executors.merge,
                 lambda: merge_round(
                     base.state,
@@ -148,6 +152,7 @@ class Shell:
                     momentum=effect.outer_momentum,
                     download_encoding=policy.download_encoding,
                     threads=self._serving.executors.merge_loops if size >= SHARED_VALUES_MIN else CALLING_THREAD,
+                    read=release.close,
                 ),
             )
         except Exception as error:
@@ -155,8 +160,7 @@ class Shell:
             self._driver.report(ev.MergeFailed(effect.round, f"{type(error).__name__}: {error}"))
             return
         finally:
-            for hold in holds:
-                hold.release()
+            release.close()
         self._merged[effect.round] = _Merged(result, effect, policy.download_encoding)
         seconds = self._clock.now() - started
         finished = ev.MergeFinished(effect.round, result.digest, result.finite, seconds, result.rda_over_avg)

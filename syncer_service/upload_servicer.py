@@ -16,6 +16,7 @@ import numpy as np
 
 from decoupled_diloco.arrays.encoding import Encoded, encoding_named
 from decoupled_diloco.arrays.merge import examine
+from decoupled_diloco.arrays.recycled import RECYCLER
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
@@ -106,7 +107,8 @@ def _reserve(serving: Serving, header: ev.ContributionHeader, encoding: str) -> 
     known = serving.uploads.find(header.learner, header.incarnation, header.round)
     if not welcome or (known is not None and known.complete) or header.round not in serving.machine.rounds.under_way:
         return None
-    return serving.uploads.open(header, encoding)
+    result_bytes = FLOAT32_BYTES * serving.agreement.known().fragments[header.fragment].size
+    return serving.uploads.open(header, encoding, result_bytes)
 
 
 async def _take(serving: Serving, context: Context, slot: UploadSlot, stream: UploadStream, resume: bool) -> None:
@@ -241,7 +243,7 @@ async def receive_initial_fragment(serving: Serving, context: Context) -> None:
         raise PeerError(Reason.CORRUPT, "the stream must begin with its header")
     header: spb.InitialFragmentHeader = message.header
     serving.require_joined(header.learner_id, header.incarnation)
-    theta = np.empty(_initial_size(serving, header), np.float32)
+    theta = RECYCLER.take(FLOAT32_BYTES * _initial_size(serving, header)).view(np.float32)
     sink = PayloadSink(theta.view(np.uint8).data)
     stream = UploadStream()
     moved = serving.movement(header.learner_id, header.incarnation, None)

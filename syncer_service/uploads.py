@@ -2,7 +2,8 @@
 
 A slot outlives a broken stream, so that the next stream of the same contribution goes on where the last one stopped.
 It ends when its round closes, or when the machine has it aborted. One stream at a time writes to a slot; a newer one
-takes it over.
+takes it over. A merge takes the buffer out of the slot: a round that has begun to merge is committed or abandoned, and
+never needs its contributions again. The slot still says that the contribution is whole.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class UploadSlot:
     sink: PayloadSink
     stream: UploadStream = field(default_factory=UploadStream)
     complete: bool = False
+    merging: bool = False
+    """Its buffer went to the merge of its round."""
     squares: tuple[float, ...] | None = None
     """Squared norm of each segment, once the contribution was looked at."""
 
@@ -81,10 +84,15 @@ class Uploads:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def open(self, header: ContributionHeader, encoding: str) -> UploadSlot:
+    def open(self, header: ContributionHeader, encoding: str, result_bytes: int = 0) -> UploadSlot:
         """The slot for a contribution whose stream has just begun: a new one, or the one that an earlier stream left.
 
         The earlier bytes count only if the header says the same.
+
+        Args:
+            header: The contribution.
+            encoding: Of its payload.
+            result_bytes: See `BufferPool.acquire`.
 
         Raises:
             PeerError: OVERLOADED, when there is no buffer.
@@ -93,11 +101,11 @@ class Uploads:
         slot = self._slots.get(key)
         if slot is not None:
             slot.stream.stop(REPLACED)
-            if slot.header == header and slot.encoding == encoding and not slot.complete:
+            if slot.header == header and slot.encoding == encoding and not slot.complete and not slot.merging:
                 slot.stream = UploadStream()
                 return slot
             self.discard(slot, REPLACED)
-        buffer = self.pool.acquire(header.payload_bytes)
+        buffer = self.pool.acquire(header.payload_bytes, result_bytes)
         slot = UploadSlot(header, encoding, buffer, PayloadSink(buffer.data))
         self._slots[key] = slot
         return slot
@@ -115,7 +123,13 @@ class Uploads:
         if self._slots.get(slot.key) is slot:
             del self._slots[slot.key]
             slot.stream.stop(reason)
-            slot.buffer.release()
+            if not slot.merging:
+                slot.buffer.release()
+
+    def hand_over(self, slot: UploadSlot) -> BufferHold:
+        """The slot's own hold of its buffer, for the merge of its round, which releases it."""
+        slot.merging = True
+        return slot.buffer
 
     def abort(self, learner: str, incarnation: int, round_number: int, reason: str) -> None:
         """Discards one contribution, if it is there."""

@@ -58,7 +58,8 @@ class FragmentState:
     @classmethod
     def initial(cls, theta: FloatVector) -> FragmentState:
         """The state before the first round: no momentum, no residual."""
-        zeros = np.zeros(theta.size, np.float32)
+        zeros = RECYCLER.take(4 * theta.size).view(np.float32)
+        zeros.fill(0)
         return cls(theta, zeros, zeros)
 
 

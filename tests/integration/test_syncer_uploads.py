@@ -315,7 +315,6 @@ async def test_buffers_are_reused_and_do_not_grow(tmp_path):
             news = await learner.event(lev.Published, 4 + index)
             await learner.say(FragmentApplied("", 0, news.fragment, news.version, 10, 1000))
         assert pool.used_bytes == 0
-        assert pool.allocated_bytes == 4 * sum(set(SIZES))  # one buffer of each size
         assert running.serving.store.version_count == 4
 
 

@@ -10,6 +10,7 @@ from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import Encoded
 from decoupled_diloco.arrays.fragments import fragment_schema, gather
 from decoupled_diloco.arrays.outer import FragmentState
+from decoupled_diloco.arrays.recycled import RECYCLED_BYTES_MIN, Recycler
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.core.effects import CommitRound
 from decoupled_diloco.core.errors import PeerError, Reason
@@ -168,23 +169,56 @@ async def test_a_reader_that_is_cancelled_leaves_no_pin():
 
 
 def test_buffers_are_reused_and_bounded():
-    pool = BufferPool(100)
-    first = pool.acquire(60)
+    size = RECYCLED_BYTES_MIN
+    pool = BufferPool(size + 100, Recycler())
+    first = pool.acquire(size)
     with pytest.raises(PeerError) as refused:
-        pool.acquire(60)
+        pool.acquire(101)
     assert refused.value.reason is Reason.OVERLOADED
     first.hold()
     first.release()
-    assert pool.used_bytes == 60
+    address = np.frombuffer(first.data, np.uint8).ctypes.data
+    assert pool.used_bytes == size
     first.release()
-    assert (pool.used_bytes, pool.allocated_bytes) == (0, 60)
-    with pytest.raises(RuntimeError):
-        first.release()
-    again = pool.acquire(60)
-    assert again.data is first.data
-    again.release()
-    pool.acquire(80)  # the free buffer of 60 makes room
-    assert pool.allocated_bytes == 80
+    assert (pool.used_bytes, pool.allocated_bytes) == (0, size)
+    for late in (first.release, first.hold, lambda: first.data):
+        with pytest.raises(RuntimeError):
+            late()
+    again = pool.acquire(size)
+    assert np.frombuffer(again.data, np.uint8).ctypes.data == address
+    assert len(pool.acquire(100).data) == 100
+    assert pool.used_bytes == pool.bytes_max
+
+
+def test_a_buffer_is_not_given_back_while_any_of_its_holders_works_on_it():
+    pool = BufferPool(1 << 30, Recycler())
+    hold = pool.acquire(RECYCLED_BYTES_MIN)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: hold.hold(), range(400)))
+        list(threads.map(lambda _: hold.release(), range(400)))
+    assert pool.used_bytes == RECYCLED_BYTES_MIN
+    hold.release()
+    assert pool.used_bytes == 0
+
+
+async def test_a_merge_takes_the_buffer_and_the_slot_stays_whole():
+    uploads = Uploads(BufferPool(1000))
+    slot = uploads.open(header(), "float32")
+    slot.complete = True
+    hold = uploads.hand_over(slot)
+    uploads.close_round(1, "closed")  # the round ends while the merge reads
+    assert uploads.pool.used_bytes == 16
+    hold.release()
+    assert uploads.pool.used_bytes == 0
+
+
+async def test_a_contribution_that_was_merged_is_not_received_into_its_old_buffer():
+    uploads = Uploads(BufferPool(1000))
+    slot = uploads.open(header(), "float32")
+    uploads.hand_over(slot).release()
+    other = uploads.open(header(), "float32")
+    assert other is not slot
+    assert len(other.buffer.data) == uploads.pool.used_bytes == 16
 
 
 def header(round_number=1, learner="a", size=16):
