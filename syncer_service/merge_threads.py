@@ -15,10 +15,13 @@ from typing import Final
 
 from decoupled_diloco.arrays.encoding import kernels
 from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads
+from decoupled_diloco.runtime.library_pages import let_go_of_library
 
 NICE: Final = 10
 """Priority of merging threads, 0 (as all others) to 19 (lowest). At 10 a thread gets about a tenth of a processor that
 a thread of ordinary priority wants whole."""
+
+COMPILER_LIBRARY: Final = "libllvmlite"
 
 
 def processor_count() -> int:
@@ -49,5 +52,11 @@ def loop_threads(stack: ExitStack | AsyncExitStack, thread_count: int) -> LoopTh
 def merge_executor(stack: ExitStack | AsyncExitStack) -> ThreadPoolExecutor:
     """The one thread that merges are made in, one after the other; it first loads or compiles the loops."""
     executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="merge", initializer=step_back))
-    executor.submit(kernels)
+    executor.submit(_load)
     return executor
+
+
+def _load() -> None:
+    """The loops; the pages of the compiler, a third of the process so far, are not needed again."""
+    kernels()
+    let_go_of_library(COMPILER_LIBRARY)

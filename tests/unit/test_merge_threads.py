@@ -1,6 +1,8 @@
 """The threads of merges give way to all others, and end with the syncer."""
 
 import os
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 
@@ -31,6 +33,32 @@ def test_the_loops_are_loaded_before_the_first_merge() -> None:
     with ExitStack() as stack:
         names = merge_executor(stack).submit(lambda: dir(__import__("sys").modules["decoupled_diloco.arrays.kernels"]))
         assert "combine" in names.result()
+
+
+@threads_have_priorities
+def test_the_compiler_is_let_go_of_and_still_works() -> None:
+    program = """
+import numba
+from contextlib import ExitStack
+from syncer_service.merge_threads import COMPILER_LIBRARY, merge_executor
+
+def resident():
+    total, is_code = 0, False
+    for line in open("/proc/self/smaps"):
+        if "-" in line.split()[0]:
+            is_code = "r-xp" in line and COMPILER_LIBRARY in line
+        elif is_code and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
+
+with ExitStack() as stack:
+    before = resident()
+    merge_executor(stack).submit(int).result()
+    print(before, resident(), numba.njit(lambda value: value + 1)(3))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert int(found[0]) > 0
+    assert found[1:] == ["0", "4"]
 
 
 def test_a_single_thread_needs_no_pool() -> None:

@@ -203,6 +203,9 @@ def test_malloc_is_tuned_on_glibc_and_left_alone_elsewhere() -> None:
     assert tune_malloc(library(True)).is_applied  # type: ignore[arg-type]
     assert calls == [(-3, 1 << 30), (-1, 1 << 30), (-2, 64 << 20)]
     calls.clear()
+    assert tune_malloc(library(True), one_arena=True).reason.endswith("one arena")  # type: ignore[arg-type]
+    assert calls[-1] == (-8, 1)
+    calls.clear()
     assert not tune_malloc(library(False)).is_applied  # type: ignore[arg-type]
     assert len(calls) == 1
     assert not tune_malloc(SimpleNamespace()).is_applied  # type: ignore[arg-type]
