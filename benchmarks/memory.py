@@ -50,6 +50,8 @@ class Large:
     """Resident before the run had parameters."""
     settled_bytes: int = 0
     """Resident after the last round."""
+    library_bytes: int = 0
+    """Of that, pages of files."""
     peaks: list[int] = field(default_factory=list)
     """Peak in each round."""
 
@@ -82,6 +84,12 @@ class Large:
                 "MiB",
                 note="buffers for the next round, the newest delta, the program",
             ),
+            Figure(
+                f"{name}: pages of program and libraries in both",
+                self.library_bytes / MIB,
+                "MiB",
+                note="read from files; the system can take them back",
+            ),
         ]
 
 
@@ -102,7 +110,7 @@ def measure_large(encoding: str, parameters: int, rounds: int) -> Large:
     with SyncerProcess(values, store="durable") as syncer:
         found.start_bytes = syncer.resident_bytes()
         asyncio.run(_large_rounds(syncer, found, rounds))
-        found.settled_bytes = syncer.resident_bytes()
+        found.settled_bytes, found.library_bytes = syncer.resident_bytes(), syncer.library_bytes()
     return found
 
 

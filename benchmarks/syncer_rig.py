@@ -184,6 +184,11 @@ class SyncerProcess:
         """Resident memory now."""
         return int(self.process.memory_info().rss)
 
+    def library_bytes(self) -> int:
+        """Resident pages of files now: program and libraries, which the system can take back at any time."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(status.split("RssFile:")[1].split()[0])
+
     def peak_bytes(self) -> int:
         """Most resident memory since the start, or since `reset_peak`."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()

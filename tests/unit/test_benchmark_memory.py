@@ -11,9 +11,9 @@ def test_growth_is_the_slope_once_caches_are_filled():
 
 
 def test_the_peak_counts_above_what_the_run_itself_is():
-    found = Large("bf16", 1 << 20, peaks=[200 * MIB, 250 * MIB], settled_bytes=220 * MIB)
-    peak, kept = found.figures()
-    assert (peak.value, peak.low, kept.value) == (250 - 12, 200 - 12, 220 - 12)
+    found = Large("bf16", 1 << 20, peaks=[200 * MIB, 250 * MIB], settled_bytes=220 * MIB, library_bytes=40 * MIB)
+    peak, kept, library = found.figures()
+    assert (peak.value, peak.low, kept.value, library.value) == (250 - 12, 200 - 12, 220 - 12, 40)
     assert peak.target.value == 10 * 4 + 200
     assert peak.is_met
 
@@ -21,7 +21,8 @@ def test_the_peak_counts_above_what_the_run_itself_is():
 def test_a_syncer_is_measured_over_rounds_of_eight():
     found = measure_large("bf16", 1 << 12, 2)
     assert len(found.peaks) == 2
-    assert min(found.peaks) > found.start_bytes > MIB
+    assert min(*found.peaks, found.start_bytes) > MIB
+    assert found.settled_bytes > found.library_bytes > MIB
 
 
 def test_a_syncer_is_measured_over_many_small_rounds():
