@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,7 +16,11 @@ from decoupled_diloco.runtime.config import Finding
 from decoupled_diloco.runtime.config_fields import Expect
 from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.runtime.process_settings import CallerTlsSettings, FilePath, LogSettings, check_address
+from decoupled_diloco.runtime.rate_limit import BYTES_PER_SECOND_MAX
 from decoupled_diloco.runtime.tls import plaintext_problem
+
+SECONDS_MAX: Final = 10_000_000
+"""The longest duration that these settings take, 115 days: waiting for longer than 2^63 ns is an error in Python."""
 
 AddressList = Annotated[tuple[str, ...], Field(strict=False), Expect("host:port, or several with commas")]
 
@@ -42,7 +46,10 @@ class ParticipantSettings(CallerTlsSettings, LogSettings):
         description="Connections to the syncer that fragments are spread over; several are faster over long distances.",
     )
     download_bytes_per_second_max: int = Field(
-        default=0, ge=0, description="All downloads of this process together move at most this much; 0: no limit."
+        default=0,
+        ge=0,
+        le=BYTES_PER_SECOND_MAX,
+        description="All downloads of this process together move at most this much; 0: no limit.",
     )
     cache_dir: FilePath = Field(
         default=Path("~/.cache/decoupled-diloco"),
@@ -89,14 +96,21 @@ class LearnerSettings(ParticipantSettings):
         description="Stable id of this learner; a second process with the same id replaces the first.",
     )
     upload_bytes_per_second_max: int = Field(
-        default=0, ge=0, description="All uploads of this process together move at most this much; 0: no limit."
+        default=0,
+        ge=0,
+        le=BYTES_PER_SECOND_MAX,
+        description="All uploads of this process together move at most this much; 0: no limit.",
     )
     step_seconds_min: float = Field(
-        default=0.0, ge=0, description="Pads every step to this duration, for experiments; 0: no padding."
+        default=0.0,
+        ge=0,
+        le=SECONDS_MAX,
+        description="Pads every step to this duration, for experiments; 0: no padding.",
     )
     drain_seconds: float = Field(
         default=30.0,
         gt=0,
+        le=SECONDS_MAX,
         description="After the first SIGTERM: time to answer open asks and leave the run in order.",
     )
     verify_applied: bool = Field(
@@ -116,13 +130,14 @@ class LearnerSettings(ParticipantSettings):
     peer_recovery_seconds: float = Field(
         default=120.0,
         ge=0,
+        le=SECONDS_MAX,
         description="How long to look for a peer's optimizer state before training goes on without; 0: not at all.",
     )
     snapshot_dir: FilePath | None = Field(
         default=None,
         description="Directory that keeps this learner's optimizer state for a restart without a peer; nothing: none.",
     )
-    snapshot_seconds: float = Field(default=300.0, gt=0, description="Time between two such snapshots.")
+    snapshot_seconds: float = Field(default=300.0, gt=0, le=SECONDS_MAX, description="Time between two such snapshots.")
     journal: FilePath | None = Field(
         default=None,
         description="File that gets one JSON object a line for every step, contribution and applied version; nothing: "

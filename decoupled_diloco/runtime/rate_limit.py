@@ -27,6 +27,10 @@ READ_AHEAD_SECONDS: Final = 1 / 16
 whole rate over links with round trips of as long."""
 READ_AHEAD_BYTES_MIN: Final = 64 << 10
 """The smallest window that HTTP/2 streams begin with."""
+READ_AHEAD_BYTES_MAX: Final = 1 << 30
+"""Half of the largest window that HTTP/2 knows, 2^31 - 1 bytes, which is also the largest number that gRPC takes."""
+BYTES_PER_SECOND_MAX: Final = 10**12
+"""The largest limit that settings take: 8 Tbit/s, more than any link of one process; who wants none says 0."""
 PIECE_BYTES_MIN: Final = 16 << 10
 """Pieces are not smaller than this; below, what surrounds them costs more than they."""
 
@@ -141,8 +145,13 @@ class TransferLimits:
 
 
 def read_ahead_bytes(bytes_per_second: float) -> int:
-    """What the transport may take in on a stream that waits for its turn; 0 without a limit: as it likes."""
-    return max(READ_AHEAD_BYTES_MIN, int(READ_AHEAD_SECONDS * bytes_per_second)) if bytes_per_second > 0 else 0
+    """What the transport may take in on a stream that waits for its turn, `READ_AHEAD_BYTES_MIN` to `_MAX`.
+
+    0 without a limit: as it likes.
+    """
+    if bytes_per_second <= 0:
+        return 0
+    return int(min(max(READ_AHEAD_SECONDS * bytes_per_second, READ_AHEAD_BYTES_MIN), READ_AHEAD_BYTES_MAX))
 
 
 def bytes_per_second_min(piece_bytes: int, stream_count: int, idle_seconds: float) -> int:

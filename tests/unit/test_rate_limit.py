@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from decoupled_diloco.runtime.clock import ManualClock
 from decoupled_diloco.runtime.rate_limit import (
     BURST_SECONDS,
+    BYTES_PER_SECOND_MAX,
     PIECE_BYTES_MIN,
+    READ_AHEAD_BYTES_MAX,
     READ_AHEAD_BYTES_MIN,
     Allowance,
     RateLimit,
@@ -197,6 +199,12 @@ async def test_a_receiver_pays_for_nothing_before_it_knows_the_length() -> None:
 
 def test_the_transport_reads_ahead_by_a_part_of_a_second_and_as_it_likes_without_a_limit() -> None:
     assert [read_ahead_bytes(rate) for rate in (0, 1000, 16_000_000)] == [0, READ_AHEAD_BYTES_MIN, 1_000_000]
+
+
+def test_the_transport_reads_ahead_by_no_more_than_a_window_of_http_2_holds() -> None:
+    assert read_ahead_bytes(16 * READ_AHEAD_BYTES_MAX - 16) == READ_AHEAD_BYTES_MAX - 1
+    assert [read_ahead_bytes(rate) for rate in (40e9, BYTES_PER_SECOND_MAX, 1e300)] == [READ_AHEAD_BYTES_MAX] * 3
+    assert READ_AHEAD_BYTES_MAX < 2**31 - 1
 
 
 def test_pieces_get_smaller_with_the_rate_down_to_a_bound() -> None:

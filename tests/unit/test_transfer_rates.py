@@ -12,12 +12,14 @@ from decoupled_diloco.core.policy import Deadlines, Policy
 from decoupled_diloco.runtime.config import ConfigError, resolve
 from decoupled_diloco.runtime.config_layers import Layer, table_layer
 from decoupled_diloco.runtime.ports import Address
-from decoupled_diloco.runtime.rate_limit import PIECE_BYTES_MIN
+from decoupled_diloco.runtime.rate_limit import BYTES_PER_SECOND_MAX, PIECE_BYTES_MIN
 from decoupled_diloco.runtime.spread_channel import SpreadChannel
 from learner_service.app import opener_of
 from learner_service.config import EvaluatorDocument, LearnerDocument, LearnerSettings
 from learner_service.network_plan import limits_of, peer_plan_of
 from learner_service.transfer_rates import upload_doubt
+
+RATE_SETTINGS = ("upload_bytes_per_second_max", "download_bytes_per_second_max")
 
 
 def layer(document: type[Any], **sections: Mapping[str, object]) -> Layer:
@@ -68,13 +70,41 @@ def test_an_evaluator_has_a_limit_of_its_own() -> None:
     [
         ("bulk_connections", 0, "a whole number >= 1 and <= 16"),
         ("bulk_connections", 17, "a whole number >= 1 and <= 16"),
-        ("upload_bytes_per_second_max", -1, "a whole number >= 0"),
-        ("download_bytes_per_second_max", 1.5, "a whole number >= 0"),
+        ("upload_bytes_per_second_max", -1, "a whole number >= 0 and <= 1000000000000"),
+        ("upload_bytes_per_second_max", 10**18, "a whole number >= 0 and <= 1000000000000"),
+        ("download_bytes_per_second_max", 1.5, "a whole number >= 0 and <= 1000000000000"),
+        ("download_bytes_per_second_max", 10**12 + 1, "a whole number >= 0 and <= 1000000000000"),
+        ("step_seconds_min", 1e300, "a number >= 0 and <= 10000000"),
+        ("drain_seconds", 1e300, "a number > 0 and <= 10000000"),
+        ("peer_recovery_seconds", 1e300, "a number >= 0 and <= 10000000"),
+        ("snapshot_seconds", 1e300, "a number > 0 and <= 10000000"),
     ],
 )
 def test_other_values_are_refused_with_what_would_be_right(name: str, value: object, wanted: str) -> None:
     said = problems_of(LearnerDocument, learner={name: value})
     assert f"learner.{name} = {value} (test): must be {wanted}" in said
+
+
+def test_an_evaluator_s_limit_is_bounded_likewise() -> None:
+    said = problems_of(EvaluatorDocument, evaluator={"download_bytes_per_second_max": 10**18})
+    assert (
+        "evaluator.download_bytes_per_second_max = 1000000000000000000 (test): must be a whole number >= 0 and" in said
+    )
+
+
+def test_the_highest_limits_that_are_allowed_can_be_used() -> None:
+    """Channels are made with what the transport may read ahead, an int32 option of gRPC; nothing divides by zero."""
+    settings = LearnerSettings(
+        upload_bytes_per_second_max=BYTES_PER_SECOND_MAX, download_bytes_per_second_max=BYTES_PER_SECOND_MAX
+    )
+    assert not problems_of(LearnerDocument, learner=dict.fromkeys(RATE_SETTINGS, BYTES_PER_SECOND_MAX))
+    assert upload_doubt(settings, Policy(), [10**9]) == ""
+    assert limits_of(settings).upload.piece_bytes(1 << 20) == 1 << 20
+
+    async def opened() -> None:
+        await opener_of(settings, "learner")(Address("127.0.0.1", 1)).close()
+
+    asyncio.run(opened())
 
 
 def test_an_upload_that_can_never_be_whole_in_time_is_doubted_with_both_numbers() -> None:
