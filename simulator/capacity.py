@@ -19,8 +19,6 @@ from simulator.bandwidth import SYNC_LATENCIES, Plan
 FLOAT32_BYTES: Final = 4
 STATE_VECTORS: Final = 3
 """Theta, outer momentum and downlink residual, read and written by a merge, and held in memory."""
-SPARE_FRAGMENTS: Final = 2
-"""Fragments of float32 that a merge and its publication hold besides the contributions."""
 BASE_INTERVAL_COMMITS: Final = 8
 """Commits of a fragment from one whole payload on the disk to the next: default of `syncer.base_interval_commits`."""
 UPLOAD_BUFFER_BYTES: Final = 8 * 1024**3
@@ -82,7 +80,7 @@ def sustained(plan: Plan, rates: Rates) -> Sustained:
 
     Two things must hold. Throughput: within an interval (H steps) every fragment is received from, merged for and sent
     to all learners, and committed. Overlap: one fragment goes through all of that within tau steps, less quorum and
-    latencies. Where memory is given: state, contributions in flight and spare fragments fit it.
+    latencies. Where memory is given: state, contributions in flight and the results of a merge fit it.
 
     Args:
         plan: M, P, H, tau, the step, the encodings, latency and quorum; `merge_seconds` is not read.
@@ -110,9 +108,15 @@ def sustained(plan: Plan, rates: Rates) -> Sustained:
 
 
 def resident_bytes(plan: Plan) -> float:
-    """Memory of a syncer per parameter of the model: the state, contributions and `SPARE_FRAGMENTS` of float32."""
-    spare = SPARE_FRAGMENTS * FLOAT32_BYTES / plan.fragment_count
-    return STATE_VECTORS * FLOAT32_BYTES + contribution_bytes(plan) + spare
+    """Memory of a syncer per parameter of the model, without the program's own (`syncer_service/buffers.py`).
+
+    The state; the newest step of every fragment, where downloads are not exact; contributions; and of the fragment that
+    is merged its delta, its next step, and what of the next state does not fit where its contributions lay.
+    """
+    state, delta = STATE_VECTORS * FLOAT32_BYTES, FLOAT32_BYTES
+    step = plan.download_bits / 8 if plan.download_bits < 8 * FLOAT32_BYTES else 0.0
+    results = delta + step + max(0.0, state - plan.learner_count * plan.upload_bits / 8)
+    return state + step + contribution_bytes(plan) + results / plan.fragment_count
 
 
 def contribution_bytes(plan: Plan) -> float:

@@ -4,13 +4,14 @@ A buffer goes back as soon as the merge has read it, and becomes the memory of t
 float32 in float32's place, and two of bf16 in the place of one. What a syncer needs, for its container:
 
     12 N                    theta, momentum and residual of N parameters
-    + C B                   C contributions in flight, of B bytes each (4 n in float32, 2 n in bf16, for n parameters)
-    + 8 n                   the merged delta, and the published steps of this version and the one before
-    + 12 n                  the new theta, momentum and residual, where C B is less than that
-    + 200 MiB               the program: interpreter, gRPC with what it reads ahead, compiled loops
+    + 2 N                   the newest step of every fragment in bf16; none where downloads are float32
+    + C b                   C contributions in flight, of b bytes each (4 n in float32, 2 n in bf16, for n parameters)
+    + 6 n                   the merged delta, and the step that is about to be published
+    + 12 n - M b, or 0      the new theta, momentum and residual beyond what their M contributions give back
+    + 250 MiB               the program: interpreter, gRPC with what it reads ahead, compiled loops
 
-A contribution is in flight from its header until its round is merged. With one round under way C is the number of
-learners, and all of that is less than 12 N + (C + 2) 4 n + 200 MiB, which `python -m benchmarks.memory` compares with.
+A contribution is in flight from its header until its round is merged; every round under way has up to one of each
+learner. `python -m benchmarks.memory` measures one round of one fragment, in which n is N.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def test_what_no_bandwidth_hides_is_said(capsys):
 def test_the_memory_of_the_syncer_is_told_and_what_to_raise(capsys):
     # 12 bytes of state, 3 rounds x 8 learners x 2 bytes / 24 fragments, 8 / 24 spare: 14 1/3 bytes per parameter.
     out = printed(capsys)
-    assert f"holds about {12e9 * (14 + 1 / 3) / 2**30:.1f} GiB, {24e9 / 2**30:.1f} GiB of it contributions" in out
+    assert f"holds about {12e9 * (16 + 1 / 4) / 2**30:.1f} GiB, {24e9 / 2**30:.1f} GiB of it contributions" in out
     assert "syncer.upload_buffer_bytes_max, 8 GiB: raise it" in out
     assert "upload_buffer_bytes_max" not in printed(capsys, "--params", "1e9")
 

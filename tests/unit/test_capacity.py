@@ -62,8 +62,11 @@ def test_a_short_overlap_is_named_as_the_limit():
 
 def test_memory_is_a_limit_where_it_is_given():
     # F = 3 rounds in flight of 8 fragments: 12 + (3 * 4 * 2 + 2 * 4) / 8 bytes per parameter.
-    assert resident_bytes(PLAN) == 12 + (3 * 8 + 8) / 8
-    found = sustained(PLAN, replace(FAST, memory_bytes=16e6))
+    # 4 contributions of 2 bytes give back 8 of the 12 that the next state takes; delta and next step take 4 and 2.
+    assert resident_bytes(PLAN) == 12 + 2 + (3 * 8 + (12 - 8) + 4 + 2) / 8
+    assert resident_bytes(replace(PLAN, learner_count=8)) == 12 + 2 + (3 * 16 + 4 + 2) / 8
+    assert resident_bytes(replace(PLAN, download_bits=32)) == 12 + (3 * 8 + (12 - 8) + 4) / 8
+    found = sustained(PLAN, replace(FAST, memory_bytes=18.25e6))
     assert (found.parameter_count, found.limit) == (pytest.approx(1e6), "memory is the limit")
 
 
