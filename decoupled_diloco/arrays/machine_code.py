@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 _carray: Final[Any] = numba.carray  # type: ignore[attr-defined]  # not in its list of exports
@@ -43,18 +44,32 @@ _CACHE_FOLDER: Final = f"{_settings.CACHE_DIR or __file__.rpartition('/')[0] + '
 
 
 def kernel(signature: str) -> Callable[[_Function], _Function]:
-    """Compiles a function for exactly these types, or takes it from the cache, where there can be one."""
+    """Compiles a function for exactly these types, or takes it from the cache, where there can be one.
+
+    A cache is a convenience: one that is damaged is begun anew, and where none can be written the function is compiled
+    at each start.
+    """
 
     def compiled(function: _Function) -> _Function:
         before, _settings.CACHE_DIR = _settings.CACHE_DIR, _CACHE_FOLDER
         try:
-            return cast(_Function, numba.njit(signature, nogil=True, cache=True)(function))
-        except RuntimeError:  # no folder for a cache can be written: "no locator available"
+            return _from_cache(signature, function)
+        except Exception:  # whatever reading a damaged pickle may raise, a full disk, no folder that can be written
             return cast(_Function, numba.njit(signature, nogil=True)(function))
         finally:
             _settings.CACHE_DIR = before
 
     return compiled
+
+
+def _from_cache(signature: str, function: _Function) -> _Function:
+    make: Any = numba.njit(signature, nogil=True, cache=True)
+    try:
+        return cast(_Function, make(function))
+    except Exception:
+        forget: Any = FunctionCache
+        forget(function).flush()
+        return cast(_Function, make(function))
 
 
 def part(function: _Function) -> _Function:

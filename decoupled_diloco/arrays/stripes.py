@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -57,7 +57,9 @@ class LoopThreads:
             return [work(0, count)]
         stripe = -(-count // (step * self.thread_count * STRIPES_PER_THREAD)) * step
         starts = range(0, count, stripe)
-        return list(self.executor.map(work, starts, (min(start + stripe, count) for start in starts)))
+        stripes = [self.executor.submit(work, start, min(start + stripe, count)) for start in starts]
+        wait(stripes)  # also where one fails: the others work on memory that the caller would let go of
+        return [done.result() for done in stripes]
 
 
 CALLING_THREAD: Final = LoopThreads()

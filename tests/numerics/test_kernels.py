@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -188,6 +189,36 @@ print(Encoded(encoding_named("bf16").encode(flat), "bf16", 5).decode().tolist())
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".nbc", ".nbi"])
+@pytest.mark.parametrize("content", [b"", b"\x80\x04garbage"])
+def test_a_damaged_cache_is_begun_anew(tmp_path: Path, compiled_once: Path, suffix: str, content: bytes) -> None:
+    """Such as a power cut leaves, or a disk that was full."""
+    cache = tmp_path / "cache"
+    shutil.copytree(compiled_once, cache)
+    damaged = [path for path in cache.rglob(f"*{suffix}") if ".combine-" in path.name]
+    assert len(damaged) == 1
+    damaged[0].write_bytes(content)
+    program = "import decoupled_diloco.arrays.kernels as loops; print(loops.combine.stats.cache_hits.total())"
+    for hits in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        )
+        assert (done.stdout.strip(), done.stderr) == (hits, "")
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    subprocess.run([sys.executable, "-c", "import decoupled_diloco.arrays.kernels"], check=True, env=environment)
+    return folder
+
+
+@pytest.mark.slow
 def test_compiled_loops_of_another_text_are_not_used(tmp_path: Path) -> None:
     """Numba by itself would use them: the file of the kernel that calls the changed part is the same."""
     package = tmp_path / "decoupled_diloco"
@@ -219,6 +250,7 @@ print(Encoded(np.array([0x3F80], "<u2").view(np.uint8), "bf16", 1).decode().toli
 def test_who_does_not_compute_does_not_load_the_compiler() -> None:
     program = """
 import sys
+import threading
 import decoupled_diloco, syncerctl.__main__, learner_service.syncer_client, learner_service.app
 from decoupled_diloco.arrays.encoding import encoding_named
 encoding_named("int4").payload_bytes(1000)
@@ -226,3 +258,22 @@ print([name for name in sys.modules if name.split(".")[0] in ("numba", "llvmlite
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_stripe_that_fails_is_told_of_when_no_other_is_at_work_any_more() -> None:
+    """Compiled loops get addresses: whoever hears of the failure may free the memory behind them."""
+    begun, working, ended = threading.Event(), [], []
+
+    def work(first: int, last: int) -> None:
+        working.append(first)
+        if first == 0:
+            assert begun.wait(20)
+            raise MemoryError("no room")
+        begun.set()
+        np.linalg.norm(np.random.default_rng(first).standard_normal(100_000))
+        ended.append(first)
+
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(MemoryError, match="no room"):
+            LoopThreads(pool, 2).run(work, 1 << 20)
+        assert len(working) == len(ended) + 1
