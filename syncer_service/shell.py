@@ -261,6 +261,7 @@ class Shell:
     def _expire(self, effect: fx.ExpireLearner) -> None:
         self._uploads.expire(effect.learner, effect.incarnation, effect.reason)
         self._sessions.expire(effect.learner, effect.incarnation, self._expiry(effect))
+        self._serving.publications.following.expire(effect.learner, effect.incarnation)
 
     def _expiry(self, effect: fx.ExpireLearner) -> PeerError | None:
         """What the stream of an expired incarnation ends with; None if it said goodbye itself."""
