@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.encoding import FloatVector, kernels
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
@@ -81,7 +81,7 @@ class LearnerDriver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._wake_pending = threading.Event()
-        self._executor = ThreadPoolExecutor(TRANSFER_THREADS, thread_name_prefix="transfer")
+        self._executor = ThreadPoolExecutor(TRANSFER_THREADS, "transfer", initializer=kernels)
         self._uploads = RecoveryWatch("a contribution is not finite", 0, clock)
         self._peers = PeerSide(
             plan.peers, plan.join.participant_id, plan.join.schema.digest, copies, self._executor, metrics, clock

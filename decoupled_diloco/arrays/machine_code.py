@@ -1,12 +1,15 @@
 """What the loops of `kernels` are made with: how they are compiled, addresses, and stores past the caches.
 
-Numba compiles a kernel anew when the file that it stands in has changed, and does not look at others: who changes this
-file, or a constant of `encoding`, removes the `__pycache__` next to it.
+Compiled loops are kept between starts. Numba itself would compile a kernel anew only when the file that it stands in
+has changed, so an edit of another file of the loops, or a release with one, would leave old machine code in use. The
+folder is therefore named after the text of all of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Final, TypeVar, cast
 
 import numba
@@ -18,20 +21,38 @@ from numba.extending import intrinsic
 
 _carray: Final[Any] = numba.carray  # type: ignore[attr-defined]  # not in its list of exports
 
+_settings: Final[Any] = numba.config
 _LINE: Final = 64
 """Bytes that a processor moves between caches and memory at a time."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def text_digest() -> str:
+    """Sixteen hexadecimal digits that are others when any file of the loops is another."""
+    digest = hashlib.sha256()
+    for name in ("encoding", "encoding_kernels", "kernels", "machine_code"):
+        spec = find_spec(f"{__package__}.{name}")
+        loader: Any = spec.loader if spec is not None else None
+        digest.update((loader.get_source(f"{__package__}.{name}") or "").encode())
+    return digest.hexdigest()[:16]
+
+
+_CACHE_FOLDER: Final = f"{_settings.CACHE_DIR or __file__.rpartition('/')[0] + '/__pycache__'}/loops-{text_digest()}"
+"""Below NUMBA_CACHE_DIR, else beside this file. Where that cannot be written, numba takes a folder of the user's."""
+
+
 def kernel(signature: str) -> Callable[[_Function], _Function]:
-    """Compiles a function for exactly these types, from numba's cache where one can be written."""
+    """Compiles a function for exactly these types, or takes it from the cache, where there can be one."""
 
     def compiled(function: _Function) -> _Function:
+        before, _settings.CACHE_DIR = _settings.CACHE_DIR, _CACHE_FOLDER
         try:
             return cast(_Function, numba.njit(signature, nogil=True, cache=True)(function))
         except RuntimeError:  # no folder for a cache can be written: "no locator available"
             return cast(_Function, numba.njit(signature, nogil=True)(function))
+        finally:
+            _settings.CACHE_DIR = before
 
     return compiled
 

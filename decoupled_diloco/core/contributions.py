@@ -117,7 +117,11 @@ class Contributions:
         item.answers[record.learner] = answer
 
     def on_applied(self, event: ev.FragmentApplied, record: LearnerRecord) -> list[fx.Effect]:
-        """A learner holds a new version; the last one ends its recovery."""
+        """A learner holds a new version; the last one ends its recovery.
+
+        What it declined for want of a copy of this version it may answer now. It says so itself where it recovers by
+        itself, from versions that it holds, which takes no longer than a step.
+        """
         if not 0 <= event.fragment < self.machine.policy.fragment_count:
             return []
         record.applied[event.fragment] = event.version
@@ -134,7 +138,13 @@ class Contributions:
             for item in self.machine.rounds.in_order():
                 item.forget_declines(record.learner)
             return [effect for item in self.machine.rounds.in_order() for effect in self.ask(item, record)]
-        return []
+        effects: list[fx.Effect] = []
+        for item in self.machine.rounds.in_order():
+            is_base = (item.fragment, item.base) == (event.fragment, event.version)
+            if is_base and item.state in (RoundState.OPEN, RoundState.GRACE) and item.has_declined(record.learner):
+                item.forget_declines(record.learner)
+                effects += self.ask(item, record)
+        return effects
 
     def ask_everybody(self, item: Round) -> list[fx.Effect]:
         """The asks for a round to all who can answer it and have not, by id."""

@@ -169,6 +169,11 @@ class Round:
         """Whether a contribution was refused for what it held, so that fewer may be left than the quorum needs."""
         return any(answer.state is AnswerState.REJECTED for answer in self.answers.values())
 
+    def has_declined(self, learner: str) -> bool:
+        """Whether a learner has said that it has nothing."""
+        answer = self.answers.get(learner)
+        return answer is not None and answer.state is AnswerState.DECLINED
+
     def forget_declines(self, learner: str | None = None) -> None:
         """Lets those that had nothing be asked again: the one learner, or all."""
         for name in [name for name, answer in self.answers.items() if answer.state is AnswerState.DECLINED]:

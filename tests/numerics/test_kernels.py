@@ -1,5 +1,7 @@
 """The compiled loops: the bits of plain NumPy where those are promised, in any number of threads, at any address."""
 
+import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import decoupled_diloco
 from benchmarks import plain_arithmetic as plain
 from decoupled_diloco.arrays.encoding import ENCODINGS, Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.fragments import Segment
@@ -170,7 +173,7 @@ def test_pieces_cover_the_segments_and_cross_no_border() -> None:
         assert (pieces.lows[own][0], pieces.highs[own][-1]) == segment[:2]
 
 
-def test_loops_are_compiled_where_no_cache_can_be_written(tmp_path: Path) -> None:
+def test_loops_are_compiled_where_no_cache_can_be_written() -> None:
     """As in a container whose file system is read only, for a user without a home."""
     program = """
 import numba.core.caching as caching
@@ -182,6 +185,35 @@ print(Encoded(encoding_named("bf16").encode(flat), "bf16", 5).decode().tolist())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
     assert (done.stdout.strip(), done.stderr) == ("[0.0, 1.0, 2.0, 3.0, 4.0]", "")
+
+
+@pytest.mark.slow
+def test_compiled_loops_of_another_text_are_not_used(tmp_path: Path) -> None:
+    """Numba by itself would use them: the file of the kernel that calls the changed part is the same."""
+    package = tmp_path / "decoupled_diloco"
+    shutil.copytree(Path(decoupled_diloco.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    program = """
+import numpy as np
+from decoupled_diloco.arrays.encoding import Encoded
+print(Encoded(np.array([0x3F80], "<u2").view(np.uint8), "bf16", 1).decode().tolist())
+"""
+
+    def decoded() -> str:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100
+        )
+        assert not done.stderr
+        return done.stdout.strip()
+
+    assert decoded() == "[1.0]"
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    changed = package / "arrays" / "machine_code.py"
+    text = changed.read_text()
+    assert "_carray(pointer(address, np.uint16), count)" in text
+    changed.write_text(text.replace("pointer(address, np.uint16), count", "pointer(address, np.uint16), count * 1"))
+    assert decoded() == "[1.0]"
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_who_does_not_compute_does_not_load_the_compiler() -> None:
