@@ -20,9 +20,12 @@ from decoupled_diloco.wire import codec, enums
 from learner_service.bulk_client import BulkClient
 from learner_service.downloader import Downloader, Held
 from syncer_service import following, servicer
+from tests.integration.learner_threads import Trainee, figure, start_values, train
 from tests.integration.protocol_link import Link, answered, refusal_of
-from tests.integration.syncers import machine_of, syncer
+from tests.integration.syncers import config_of, machine_of, syncer
 from tests.integration.test_syncer_downloads import committed, config
+from tests.integration.test_syncer_restart import SyncerProcess
+from tests.integration.test_syncer_restart import until as until_done
 from tests.integration.test_syncer_uploads import SIZES, attached, delta_of
 
 
@@ -256,3 +259,71 @@ async def committed_of(learner, fragment):
         if ask.fragment == fragment:
             return fragment, ask.base, news.version
     raise AssertionError(f"no round of fragment {fragment}")
+
+
+# --- with real learners ---
+
+
+def downloads_of(monkeypatch):
+    """What learners ask for: versions that are there, and versions that come."""
+    asked, came = [], []
+    download, download_next = BulkClient.download, BulkClient.download_next
+
+    async def asking(client, fragment, version, *args, **options):
+        asked.append(version)
+        await download(client, fragment, version, *args, **options)
+
+    async def waiting_for(client, *args, begun, **options):
+        def begins(version):
+            came.append(version)
+            begun(version)
+
+        await download_next(client, *args, begun=begins, **options)
+
+    monkeypatch.setattr(BulkClient, "download", asking)
+    monkeypatch.setattr(BulkClient, "download_next", waiting_for)
+    return asked, came
+
+
+async def test_a_learner_asks_in_advance_for_all_but_the_first_versions(tmp_path, monkeypatch):
+    asked, came = downloads_of(monkeypatch)
+    run = config_of(run={"total_steps": 96})
+    trainee = Trainee("a", start_values(1), step_seconds=0.01)
+    async with syncer(tmp_path, run) as running:
+        await train(running, run, trainee)
+        assert machine_of(running).global_step == 96
+    assert figure(trainee.session, "digest_mismatches_total") == 0
+    assert {version.number for version in asked} == {1}
+    assert len(came) > 30
+    assert figure(trainee.session, "verified_versions_total") > 30
+
+
+async def test_learners_go_on_with_a_syncer_that_was_killed_while_their_calls_waited(tmp_path, monkeypatch):
+    _, came = downloads_of(monkeypatch)
+    run = config_of()
+    process = SyncerProcess(
+        tmp_path,
+        **{
+            "run.id": run.run.id,
+            "fragments.overlap_steps": str(run.fragments.overlap_steps),
+            "encoding.upload": run.encoding.upload,
+            "encoding.download": run.encoding.download,
+        },
+    )
+    trainees = [Trainee(name, start_values(seed), step_seconds=0.01) for seed, name in enumerate("ab")]
+    process.start()
+    training = asyncio.create_task(train(process.address, run, *trainees, seconds=90))
+    try:
+        for _ in range(3):
+            count = len(came) + 16
+            await until_done(lambda count=count: len(came) >= count, tasks=[training])
+            process.kill()
+            process.start()
+        count = len(came) + 16
+        await until_done(lambda count=count: len(came) >= count, tasks=[training])
+        for trainee in trainees:
+            assert figure(trainee.session, "digest_mismatches_total") == 0
+    finally:
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+        process.kill()
