@@ -228,7 +228,7 @@ class SyncerServicer(SyncerServiceServicer):
             last = len(fragmentation.fragments) - 1
             raise PeerError(Reason.INVALID_FIELD, f"fragment = {fragment}: must be 0 to {last}")
         if request.next_version:
-            following = await self._next_version(request)
+            following = await self._next_version(request, context)
             if following is None:
                 return
             version = following
@@ -246,19 +246,21 @@ class SyncerServicer(SyncerServiceServicer):
         except VersionGoneError as error:
             raise _gone(error, fragment, version) from None
 
-    async def _next_version(self, request: spb.DownloadFragmentRequest) -> Version | None:
+    async def _next_version(self, request: spb.DownloadFragmentRequest, context: Context) -> Version | None:
         """The version that follows the one that the caller holds, once it is published; None: none will be served."""
         if request.HasField("version") or not request.HasField("held") or request.offset:
             text = "next_version = true: version must be absent, held must be there, offset must be 0"
             raise PeerError(Reason.INVALID_FIELD, text)
-        published = self._serving.machine.versions
-        if not published:
+        # What costs turns of the loop is done before the version is there. Much may have happened meanwhile.
+        await context.send_initial_metadata(())
+        serving = self._serving
+        serving.require_joined(request.learner_id, request.incarnation)
+        if not serving.machine.versions:
             raise PeerError(Reason.NOT_READY, "the run has no parameters yet", retry_seconds=1.0)
-        newest = published[request.fragment]
+        newest = serving.machine.versions[request.fragment]
         if newest != codec.version_from_wire(request.held):
             return newest
-        following = self._serving.publications.following
-        return await following.wait(request.learner_id, request.incarnation, request.fragment)
+        return await serving.publications.following.wait(request.learner_id, request.incarnation, request.fragment)
 
     async def _send(self, publication: Publication, request: spb.DownloadFragmentRequest, context: Context) -> None:
         serving = self._serving
