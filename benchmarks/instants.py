@@ -131,9 +131,13 @@ def watch_syncer(instants: Instants) -> None:
     instants.around(FragmentFiles, "append", "payload", lambda files, commit, *rest: commit.version.number)
     instants.around(
         SyncerServicer,
-        "DownloadFragment",
+        "_send",
         "serve",
-        lambda servicer, request, context: [request.learner_id, request.fragment, request.version.number],
+        lambda servicer, publication, request, context: [
+            request.learner_id,
+            publication.commit.fragment,
+            publication.commit.version.number,
+        ],
     )
 
 

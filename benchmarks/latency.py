@@ -52,17 +52,17 @@ STAGES: Final = (
     "until the store has it",
     "durable commit",
     "until the publication is decided",
-    "publication: to the learner",
-    "news: until the request leaves",
-    "request: until the syncer serves it",
+    "until the syncer sends it",
     "until the header is here",
     "transfer",
+    "until the news is here",
     "until it is decoded",
     "decode, digest",
     "staging on the devices",
     "hand-over",
 )
-"""From one instant of a way to the next."""
+"""From one instant of a way to the next. A learner that has not asked in advance has the news, and asks, before the
+syncer sends it; to one that has, the news come beside the version."""
 COMMIT, TRANSFER = STAGES.index("durable commit"), STAGES.index("transfer")
 
 Span = tuple[float, float]
@@ -75,10 +75,12 @@ class Way:
     Attributes:
         learner: where it arrived.
         instants: one more than there are stages.
+        in_advance: whether the learner had asked for it before it was there.
     """
 
     learner: str
     instants: tuple[float, ...]
+    in_advance: bool
 
     @property
     def stages(self) -> tuple[float, ...]:
@@ -135,20 +137,21 @@ def ways(syncer: Lines, learners: Mapping[str, Lines]) -> Iterator[Way]:
             continue
         merge = syncer.next("merge", decided[1])
         for name, lines in learners.items():
-            news, download = lines.of("news", about), lines.of("download", about)
-            arrived, served = lines.of("hand_over", about), syncer.of("serve", [name, *about])
-            if not (merge and news and download and arrived and served):
+            news, arrived = lines.of("news", about), lines.of("hand_over", about)
+            served = syncer.of("serve", [name, *about])
+            if not (merge and news and arrived and served):
                 continue
-            followed = [lines.next(label, download[0]) for label in ("header", "received", "decode", "stage")]
+            followed = [lines.next(label, served[0]) for label in ("header", "received")]
+            followed += [lines.next(label, news[0]) for label in ("decode", "stage")]
             if None in followed:
                 continue
             header, received, decoded, staged = (span for span in followed if span is not None)
             instants = (
-                *decided, *merge, commit_decided[1], *commit, published[1], news[0], download[0], served[0], header[0],
-                received[1], *decoded, staged[1], arrived[1],
+                *decided, *merge, commit_decided[1], *commit, published[1], served[0], header[0], received[1],
+                max(received[1], news[0]), *decoded, staged[1], arrived[1],
             )  # fmt: skip
             if list(instants) == sorted(instants):
-                yield Way(name, instants)
+                yield Way(name, instants, lines.of("download", about) is None)
 
 
 # --- the run ---
@@ -233,6 +236,8 @@ def path_figures(found: Sequence[Way], learners: str) -> list[Figure]:
         figures.append(
             Figure(name, statistics.median(ordered), "ms", target, ordered[tenth], ordered[-1 - tenth], "p10 to p90")
         )
+    share = statistics.mean(way.in_advance for way in found)
+    figures.append(Figure(f"{learners}: versions asked for in advance", 100 * share, "%"))
     return figures
 
 

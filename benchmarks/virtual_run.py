@@ -14,11 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from decoupled_diloco.arrays.device import DeviceFragments, StagedFragment
+from decoupled_diloco.arrays.device import DeviceFragments
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.arrays.encoding import Encoded, FloatVector
 from decoupled_diloco.arrays.fragments import Fragmentation, assemble, fragment_schema
 from decoupled_diloco.arrays.outer import FragmentState, apply_delta
+from decoupled_diloco.arrays.staging import StagedFragment
 from decoupled_diloco.arrays.tree import ParameterTree
 from decoupled_diloco.core import learner_effects as le
 from decoupled_diloco.core import learner_events as lev

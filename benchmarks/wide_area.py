@@ -1,5 +1,7 @@
 """What several bulk connections gain over a long distance, where a connection moves one window in a round trip.
 
+Also how long a sync of a small fragment takes there (`long_syncs`).
+
 A proxy in user space stands between a learner and a real syncer: it delays every piece and lets each connection have a
 window's worth of bytes under way, as TCP does. The syncer is a process of its own, the client that of a learner.
 """
@@ -13,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from benchmarks.figures import Figure, Section, of_repetitions, run
+from benchmarks.long_syncs import FRAGMENT_VALUES as FRAGMENT_VALUES_OF_SYNCS
+from benchmarks.long_syncs import sync_figures, sync_seconds
 from benchmarks.rig_learner import RigLearner
 from benchmarks.syncer_rig import SyncerProcess, flat_schema, run_values
 from chaos.proxy import Conditions, Link, Proxy
@@ -112,13 +116,16 @@ def measure(quick: bool) -> Section:
     value_count = FRAGMENT_VALUES_QUICK if quick else FRAGMENT_VALUES
     repetitions = REPETITIONS_QUICK if quick else REPETITIONS
     rates = asyncio.run(rates_of(value_count, repetitions))
+    syncs = asyncio.run(sync_seconds(LATENCY_SECONDS, repetitions))
     conditions = (
         f"{FRAGMENT_COUNT} transfers in flight of {4 * value_count / 1e6:.1f} MB of float32 each, through a proxy on "
         f"the same machine that delays by {1000 * LATENCY_SECONDS:g} ms each way and, where there is a window, lets "
         f"each connection have {WINDOW_BYTES >> 10} KiB under way. Turns: {repetitions}, of which medians are shown; "
-        "ratios are of one turn."
+        "ratios are of one turn. A sync is that of a lone learner, with the same delay and fragments of "
+        f"{FRAGMENT_VALUES_OF_SYNCS} parameters."
     )
-    return Section("wide_area", "Several connections over a long distance", conditions, tuple(figures_of(rates)))
+    figures = (*figures_of(rates), *sync_figures(syncs))
+    return Section("wide_area", "Several connections over a long distance", conditions, figures)
 
 
 if __name__ == "__main__":

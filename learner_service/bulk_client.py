@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
 import grpc
@@ -26,7 +27,14 @@ from decoupled_diloco.wire.codec import contribution_header_to_wire, version_fro
 from decoupled_diloco.wire.enums import encoding_from_wire, encoding_to_wire, fate_from_wire
 from decoupled_diloco.wire.methods import SyncerStub
 from decoupled_diloco.wire.status import from_rpc_error
-from decoupled_diloco.wire.stream import CHUNK_BYTES, ChunkPart, CorruptPayloadError, PayloadSink, payload_messages
+from decoupled_diloco.wire.stream import (
+    CHUNK_BYTES,
+    NEXT_VERSION_SECONDS_MAX,
+    ChunkPart,
+    CorruptPayloadError,
+    PayloadSink,
+    payload_messages,
+)
 from learner_service.syncer_client import END, Idle, connection_closed, end_of, nothing_moved, step_of
 
 Moved = Callable[[int], None]
@@ -40,9 +48,11 @@ class Receipt:
         payload: the buffer, of the length that the header gave.
         encoding: how the payload is written.
         delta_base: the version that the payload is a delta to; None: the payload is the version itself.
+        is_complete: whether all of it is here and has the digest that the other end gave.
     """
 
     def __init__(self) -> None:
+        self.is_complete = False
         self.payload = np.empty(0, np.uint8)
         self.encoding = ""
         self.delta_base: Version | None = None
@@ -101,6 +111,11 @@ class BulkClient:
         self._limits = limits or TransferLimits()
         # The other end may take as long for an answer as for a unary call; nobody waits less than it does.
         self._idle_seconds = max(deadlines.upload_idle_seconds, deadlines.rpc_seconds)
+
+    @property
+    def idle_seconds(self) -> float:
+        """A call in which nothing moves for so long has broken."""
+        return self._idle_seconds
 
     async def upload(
         self,
@@ -188,25 +203,70 @@ class BulkClient:
         Raises:
             CorruptPayloadError: the stream does not hold what it promised.
         """
-        request = spb.DownloadFragmentRequest(
-            learner_id=self._participant_id,
-            incarnation=self._incarnation,
-            fragment=fragment,
-            version=version_to_wire(version),
-            held=version_to_wire(held) if held is not None else None,
-            encodings=[encoding_to_wire(name) for name in DOWNLOAD_ENCODINGS],
-            offset=receipt.received_bytes,
-        )
+        request = self._download_request(fragment, held)
+        request.version.CopyFrom(version_to_wire(version))
+        request.offset = receipt.received_bytes
         call, idle = self._stub.DownloadFragment(request), Idle(self._idle_seconds)
         try:
             await self._receive(call, receipt, 4 * element_count, moved, idle)
         except BaseException:
             call.cancel()
             raise
-        # The caller has all that it wants; it need not wait for the good-bye.
-        ending = asyncio.create_task(_end_download(call, idle))
-        _endings.add(ending)
-        ending.add_done_callback(_endings.discard)
+        _end_in_background(call, idle)
+
+    async def download_next(
+        self,
+        fragment: int,
+        held: Version,
+        receipt: Receipt,
+        *,
+        element_count: int,
+        moved: Moved,
+        begun: Callable[[Version], None],
+        room: AbstractAsyncContextManager[object],
+    ) -> None:
+        """Receives the version that follows `held`, once it is published, into `receipt`.
+
+        Waiting for it is no silence; once it has begun, nothing else is different from `download`.
+
+        Args:
+            fragment: which.
+            held: the version that the caller holds; a delta to it may come.
+            receipt: a new one.
+            element_count: float32 values of the fragment.
+            moved: told about the bytes that arrived.
+            begun: told which version it is, with the header.
+            room: entered before the payload is read.
+
+        Raises:
+            CorruptPayloadError: the stream does not hold what it promised.
+            UnreachableError: also where the syncer ended the call because no version came.
+        """
+        request = self._download_request(fragment, held)
+        request.next_version = True
+        call, idle = self._stub.DownloadFragment(request), Idle(self._idle_seconds)
+        try:
+            with _Reader(call, Idle(NEXT_VERSION_SECONDS_MAX + self._idle_seconds)) as reader:
+                part = await reader.next_part()
+            if isinstance(part, ChunkPart) or part.WhichOneof("part") != "header":
+                raise CorruptPayloadError("the stream did not begin with a header")
+            _open(receipt, part.header, 4 * element_count)
+            begun(version_from_wire(part.header.version.version))
+            async with room:
+                await self._receive(call, receipt, 4 * element_count, moved, idle)
+        except BaseException:
+            call.cancel()
+            raise
+        _end_in_background(call, idle)
+
+    def _download_request(self, fragment: int, held: Version | None) -> spb.DownloadFragmentRequest:
+        return spb.DownloadFragmentRequest(
+            learner_id=self._participant_id,
+            incarnation=self._incarnation,
+            fragment=fragment,
+            held=version_to_wire(held) if held is not None else None,
+            encodings=[encoding_to_wire(name) for name in DOWNLOAD_ENCODINGS],
+        )
 
     async def _receive(self, call: Any, receipt: Receipt, bytes_max: int, moved: Moved, idle: Idle) -> None:
         with _Reader(call, idle) as reader:
@@ -223,12 +283,10 @@ class BulkClient:
                 receipt.sink.write(part)
                 moved(len(part.data))
             elif part.WhichOneof("part") == "header":
-                base = version_from_wire(part.header.delta_base) if part.header.HasField("delta_base") else None
-                encoding = encoding_from_wire(part.header.encoding)
-                if not receipt.open(encoding, base, part.header.payload_bytes, bytes_max):
-                    raise UnreachableError("ABORTED", "the rest came in another encoding; it starts over")
+                _open(receipt, part.header, bytes_max)
             elif receipt.sink is not None:
                 receipt.sink.finish(part.trailer.digest)
+                receipt.is_complete = True
                 return
 
 
@@ -284,6 +342,19 @@ class _Reader:
 
 _endings: set[asyncio.Task[None]] = set()
 """Downloads that are whole, until the other end has finished the call; the event loop itself keeps no task alive."""
+
+
+def _open(receipt: Receipt, header: spb.DownloadHeader, bytes_max: int) -> None:
+    base = version_from_wire(header.delta_base) if header.HasField("delta_base") else None
+    if not receipt.open(encoding_from_wire(header.encoding), base, header.payload_bytes, bytes_max):
+        raise UnreachableError("ABORTED", "the rest came in another encoding; it starts over")
+
+
+def _end_in_background(call: Any, idle: Idle) -> None:
+    """The caller has all that it wants; it need not wait for the good-bye."""
+    ending = asyncio.create_task(_end_download(call, idle))
+    _endings.add(ending)
+    ending.add_done_callback(_endings.discard)
 
 
 async def _end_download(call: Any, idle: Idle) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from decoupled_diloco.arrays.device import DeviceCopy, StagedFragment
+from decoupled_diloco.arrays.device import DeviceCopy
 from decoupled_diloco.arrays.encoding import FloatVector
+from decoupled_diloco.arrays.staging import StagedFragment
 from decoupled_diloco.core.events import Progress
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.core.learner_effects import (

@@ -92,8 +92,12 @@ class Transfers:
         self._tasks: dict[object, asyncio.Task[None]] = {}
 
     def upload(self, job: UploadJob) -> None:
-        """Starts a contribution, unless it belongs to an earlier incarnation."""
+        """Starts a contribution, unless it belongs to an earlier incarnation.
+
+        The version that its round will bring is asked for beside it.
+        """
         if job.generation == self._generation:
+            self._downloader.expect(job.slot.copy.fragment, job.slot.copy.base)
             self._start(("upload", job.round), self._upload(job))
 
     def cancel_upload(self, round_number: int) -> None:
@@ -120,6 +124,7 @@ class Transfers:
         """The incarnation is over."""
         for key in list(self._tasks):
             self._cancel(key)
+        self._downloader.close()
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ from typing import Final
 from decoupled_diloco.core.encoding_bits import ENCODING_BITS
 from decoupled_diloco.core.policy import Policy
 
-SYNC_LATENCIES: Final = 4
-"""One-way latencies in a sync: the upload's first byte, the news of the version, the request for it, its first byte.
-The ask costs none, because it is there before the copy is due."""
+SYNC_LATENCIES: Final = 2
+"""One-way latencies in a sync: the upload's first byte, the version's first byte. The ask costs none, because it is
+there before the copy is due; nor does the request for the version, which goes up along with the contribution."""
 
 ALL_REDUCE_LATENCIES: Final = 2
 """One-way latencies in an all-reduce where everybody sends to everybody at once: scatter, gather."""
@@ -108,7 +108,7 @@ def decoupled(plan: Plan, grace_steps: float = 0.0) -> Need:
     """Decoupled DiLoCo: averages bits * N / (H * step); the bandwidth that hides a sync by `least_rate`.
 
     A learner copies a fragment at a boundary and applies the merged one tau steps later, so there are
-    tau * step - quorum - merge and commit - 4 latencies for the bytes: up by all learners at once, then down to all.
+    tau * step - quorum - merge and commit - 2 latencies for the bytes: up by all learners at once, then down to all.
 
     Args:
         plan: the run.

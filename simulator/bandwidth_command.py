@@ -29,7 +29,7 @@ DEFAULT_RESULTS: Final = Path("benchmarks/results/latest.json")
 
 FORMULAS: Final = """\
 Decoupled DiLoCo: average bits*N/(H*step); to hide: the largest (n*larger + smaller)/(window + floor((n-1)*H/P)*step),
-    n = 1 to P, larger and smaller of a fragment's bits up and down, window = tau*step - quorum - merge - 4 latencies;
+    n = 1 to P, larger and smaller of a fragment's bits up and down, window = tau*step - quorum - merge - 2 latencies;
     a grace window of g steps takes g/gamma steps from the window; the syncer: M times as much
 Streaming DiLoCo: average (M-1)/M*(up + down bits)*N/(H*step); to hide: likewise, with these bits for larger, 0 for
     smaller, window = tau*step - quorum - 2 latencies

@@ -176,6 +176,7 @@ class _Parts:
         self.serving.sessions.close_all(error)
         for slot in self.serving.uploads:
             slot.stream.stop(error.text)
+        self.serving.publications.following.close()
 
 
 def _open_store(config: RunConfig, settings: SyncerSettings) -> Store:

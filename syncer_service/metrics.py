@@ -71,6 +71,7 @@ SHELL_GAUGES: Final[Mapping[str, str]] = {
     "upload_buffer_max_bytes": "Limit of that memory.",
     "download_payload_bytes": "Memory of payloads that are ready to be served.",
     "downloads_active": "Downloads being served.",
+    "downloads_waiting": "Downloads asked for in advance, whose version is not published yet.",
     "control_streams_active": "Attach streams that are up.",
     "tape_written_bytes": "Bytes that this process has written to the event tape.",
     "tape_missed_events": "Events of this process that are on no tape, because the disk did not keep up.",

@@ -153,6 +153,7 @@ class Overview:
                 "upload_buffer_max_bytes": self._serving.uploads.pool.bytes_max,
                 "download_payload_bytes": self._serving.publications.held_bytes,
                 "downloads_active": self._serving.publications.reading_count,
+                "downloads_waiting": len(self._serving.publications.following),
                 "control_streams_active": len(self._serving.sessions),
                 "tape_written_bytes": tape.written_bytes,
                 "tape_missed_events": tape.missed_count,

@@ -70,8 +70,21 @@ class Persistence:
             StorageError: It cannot write now; the machine has been told.
             FencedError: The store is not this syncer's any more; the process stops.
         """
+        return await self.settled(self.begin(work))
+
+    def begin(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Hands work to the store; `settled` has to follow."""
+        return asyncio.get_running_loop().run_in_executor(self._serving.executors.store, work)
+
+    async def settled(self, writing: asyncio.Future[Result]) -> Result:
+        """What came of work that was begun.
+
+        Raises:
+            StorageError: As `write` does.
+            FencedError: As `write` does.
+        """
         try:
-            return await self._serving.in_store(work)
+            return await writing
         except StorageError as error:
             self._failed(error)
             raise

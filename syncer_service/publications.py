@@ -17,6 +17,7 @@ from typing import Literal
 from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.wire.stream import CutPayload
+from syncer_service.following import Following
 from syncer_service.store.interface import FragmentCommit, Store
 
 Form = Literal["full", "delta"]
@@ -59,6 +60,8 @@ class Publications:
         self._prepared: dict[int, tuple[Version, asyncio.Future[CutPayload]]] = {}
         """Deltas of versions that are being made durable, by fragment."""
         self.reading_count = 0
+        self.following = Following()
+        """Calls that wait for the next version."""
 
     @property
     def held_bytes(self) -> int:
@@ -76,7 +79,10 @@ class Publications:
             self._prepared[commit.fragment] = (commit.version, self._start_cutting(commit, "delta"))
 
     def publish(self, fragment: int, version: Version) -> None:
-        """A version is durable. Lets go of the payloads of older ones; who still reads one keeps it."""
+        """A version is durable. Lets go of the payloads of older ones; who still reads one keeps it.
+
+        Calls that wait for it are served.
+        """
         for form in ("full", "delta"):
             known = self._cut.get((fragment, form))
             if known is not None and _order(known[0]) < _order(version):
@@ -84,6 +90,7 @@ class Publications:
         prepared = self._prepared.pop(fragment, None)
         if prepared is not None and prepared[0] == version:
             self._keep((fragment, "delta"), *prepared)
+        self.following.published(fragment, version)
 
     def drop_prepared(self, fragment: int) -> None:
         """The version that was prepared has not become durable."""

@@ -227,6 +227,11 @@ class SyncerServicer(SyncerServiceServicer):
         if not 0 <= fragment < len(fragmentation.fragments):
             last = len(fragmentation.fragments) - 1
             raise PeerError(Reason.INVALID_FIELD, f"fragment = {fragment}: must be 0 to {last}")
+        if request.next_version:
+            following = await self._next_version(request, context)
+            if following is None:
+                return
+            version = following
         if serving.publications.reading_count >= DOWNLOADS_MAX:
             raise PeerError(
                 Reason.OVERLOADED,
@@ -240,6 +245,22 @@ class SyncerServicer(SyncerServiceServicer):
                 await self._send(publication, request, context)
         except VersionGoneError as error:
             raise _gone(error, fragment, version) from None
+
+    async def _next_version(self, request: spb.DownloadFragmentRequest, context: Context) -> Version | None:
+        """The version that follows the one that the caller holds, once it is published; None: none will be served."""
+        if request.HasField("version") or not request.HasField("held") or request.offset:
+            text = "next_version = true: version must be absent, held must be there, offset must be 0"
+            raise PeerError(Reason.INVALID_FIELD, text)
+        # What costs turns of the loop is done before the version is there. Much may have happened meanwhile.
+        await context.send_initial_metadata(())
+        serving = self._serving
+        serving.require_joined(request.learner_id, request.incarnation)
+        if not serving.machine.versions:
+            raise PeerError(Reason.NOT_READY, "the run has no parameters yet", retry_seconds=1.0)
+        newest = serving.machine.versions[request.fragment]
+        if newest != codec.version_from_wire(request.held):
+            return newest
+        return await serving.publications.following.wait(request.learner_id, request.incarnation, request.fragment)
 
     async def _send(self, publication: Publication, request: spb.DownloadFragmentRequest, context: Context) -> None:
         serving = self._serving

@@ -133,14 +133,18 @@ class Movement:
 
 
 async def carried_out(executor: Executor, work: Callable[[], Result]) -> Result:
-    """The result of work in an executor.
+    """The result of work in an executor; as `completed`."""
+    return await completed(asyncio.get_running_loop().run_in_executor(executor, work))
+
+
+async def completed(work: asyncio.Future[Result]) -> Result:
+    """The result of work that an executor does.
 
     A cancelled caller still waits until the work has ended, so that its buffer is not reused under it.
     """
-    future = asyncio.get_running_loop().run_in_executor(executor, work)
     try:
-        return await asyncio.shield(future)
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        if not future.done():
-            await asyncio.wait([future])
+        if not work.done():
+            await asyncio.wait([work])
         raise

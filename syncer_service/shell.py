@@ -22,13 +22,11 @@ from decoupled_diloco.runtime import failpoints
 from decoupled_diloco.runtime.lifecycle import TaskSupervisor
 from decoupled_diloco.runtime.logs import get_logger
 from decoupled_diloco.wire.control import Instruction
-from syncer_service.buffers import BufferHold
 from syncer_service.first_parameters import FirstParameters
 from syncer_service.merger import MergeInput, MergeResult, merge_round
 from syncer_service.persistence import Persistence
-from syncer_service.serving import Serving, carried_out
+from syncer_service.serving import Serving, completed
 from syncer_service.store.interface import FencedError, FragmentCommit, MergedDelta, StorageError
-from syncer_service.uploads import UploadSlot
 
 log = get_logger(__name__)
 
@@ -125,43 +123,50 @@ class Shell:
             return
         # The merge has them from now on, and nobody after it: its round is committed or abandoned, and never retried.
         holds = [self._uploads.hand_over(slot) for slot in ready]
-        self._start(self._merge(effect, base, ready, holds), f"merge of round {effect.round}")
-
-    async def _merge(
-        self, effect: fx.StartMerge, base: FragmentCommit, slots: list[UploadSlot], holds: list[BufferHold]
-    ) -> None:
-        weights = [weight for _, _, weight in effect.contributions]
         release = ExitStack()
         for hold in holds:
             release.callback(hold.release)
         size = self._serving.agreement.value_count(effect.fragment)
-        started = self._clock.now()
+        download_encoding = self._machine.policy.download_encoding
         inputs = [
             MergeInput(Encoded(hold.data, slot.encoding, size), weight, slot.squares)
-            for hold, slot, weight in zip(holds, slots, weights, strict=True)
+            for hold, slot, (_, _, weight) in zip(holds, ready, effect.contributions, strict=True)
         ]
-        policy = self._machine.policy
+        executors = self._serving.executors
+        started = self._clock.now()
+        # Handed to its thread here, not in the task: that would be a turn of the loop later.
+        merging = asyncio.get_running_loop().run_in_executor(
+            executors.merge,
+            lambda: merge_round(
+                base.state,
+                inputs,
+                self._serving.agreement.known().fragments[effect.fragment].segments,
+                learning_rate=effect.outer_learning_rate,
+                momentum=effect.outer_momentum,
+                download_encoding=download_encoding,
+                threads=executors.merge_loops if size >= SHARED_VALUES_MIN else CALLING_THREAD,
+                read=release.close,
+            ),
+        )
+        self._start(self._merge(effect, merging, release, download_encoding, started), f"merge of round {effect.round}")
+
+    async def _merge(
+        self,
+        effect: fx.StartMerge,
+        merging: asyncio.Future[MergeResult],
+        release: ExitStack,
+        download_encoding: str,
+        started: float,
+    ) -> None:
         try:
-            result = await carried_out(
-                self._serving.executors.merge,
-                lambda: merge_round(
-                    base.state,
-                    inputs,
-                    self._serving.agreement.known().fragments[effect.fragment].segments,
-                    learning_rate=effect.outer_learning_rate,
-                    momentum=effect.outer_momentum,
-                    download_encoding=policy.download_encoding,
-                    threads=self._serving.executors.merge_loops if size >= SHARED_VALUES_MIN else CALLING_THREAD,
-                    read=release.close,
-                ),
-            )
+            result = await completed(merging)
         except Exception as error:
             log.exception("merge_failed", round=effect.round)
             self._driver.report(ev.MergeFailed(effect.round, f"{type(error).__name__}: {error}"))
             return
         finally:
             release.close()
-        self._merged[effect.round] = _Merged(result, effect, policy.download_encoding)
+        self._merged[effect.round] = _Merged(result, effect, download_encoding)
         seconds = self._clock.now() - started
         finished = ev.MergeFinished(effect.round, result.digest, result.finite, seconds, result.rda_over_avg)
         self._driver.report(finished)
@@ -181,25 +186,24 @@ class Shell:
         delta = MergedDelta(
             merged.result.delta, merge.outer_learning_rate, merge.outer_momentum, merged.download_encoding
         )
-        self._start(self._commit(commit, delta, effect), f"commit of round {effect.round}")
+        started = self._clock.now()
+        # The state counts the round as open; a restart books it from the row beside it. Taken when it is handed to the
+        # store, so that an older state never follows a newer one. That is now: a task would begin a turn later.
+        state = self._machine.run_state()
+        writing = self._persistence.begin(lambda: self._store.commit_round(commit, delta, effect, state))
+        self._start(self._commit(commit, effect, writing, started), f"commit of round {effect.round}")
 
     def _steps_made(self, global_step: int) -> int:
         """Global steps that the run has made when the round of t(r) is due."""
         total = self._machine.policy.total_steps
         return min(global_step + 1, total) if total else global_step + 1
 
-    async def _commit(self, commit: FragmentCommit, delta: MergedDelta, row: fx.CommitRound) -> None:
-        started = self._clock.now()
-        # The state counts the round as open; a restart books it from the row beside it. Taken when it is handed to the
-        # store, so that an older state never follows a newer one.
-        state = self._machine.run_state()
-        writing = asyncio.ensure_future(
-            self._persistence.write(lambda: self._store.commit_round(commit, delta, row, state))
-        )
-        await asyncio.sleep(0)  # the disk first
+    async def _commit(
+        self, commit: FragmentCommit, row: fx.CommitRound, writing: asyncio.Future[None], started: float
+    ) -> None:
         self._serving.publications.prepare(commit)
         try:
-            await writing
+            await self._persistence.settled(writing)
         except Exception as error:
             self._serving.publications.drop_prepared(commit.fragment)
             if not isinstance(error, StorageError | FencedError):
@@ -265,6 +269,7 @@ class Shell:
     def _expire(self, effect: fx.ExpireLearner) -> None:
         self._uploads.expire(effect.learner, effect.incarnation, effect.reason)
         self._sessions.expire(effect.learner, effect.incarnation, self._expiry(effect))
+        self._serving.publications.following.expire(effect.learner, effect.incarnation)
 
     def _expiry(self, effect: fx.ExpireLearner) -> PeerError | None:
         """What the stream of an expired incarnation ends with; None if it said goodbye itself."""

@@ -17,8 +17,9 @@ Programs are compiled once for each device and shape of fragment, all of them by
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -27,16 +28,16 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 
 from decoupled_diloco.arrays.encoding import FloatVector
 from decoupled_diloco.arrays.fragments import Fragment, Fragmentation
-from decoupled_diloco.arrays.placement import Cut, Group, Part, Placement, joined, observed_placement, shards_of
+from decoupled_diloco.arrays.placement import Cut, Part, Placement, joined, observed_placement, shards_of
+from decoupled_diloco.arrays.staging import GroupedArrays, StagedFragment, spread
 from decoupled_diloco.arrays.tree import FlatParams, ParameterTree, Params
 
-_GroupedArrays = tuple[tuple[jax.Array, ...], ...]
-"""Arrays of the parts of each group."""
+_Arrays = tuple[jax.Array, ...]
+_Cuts = tuple[Cut, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class DeviceCopy:
 
     fragment: Fragment
     _placement: Placement = field(repr=False)
-    _arrays: _GroupedArrays = field(repr=False)
+    _arrays: GroupedArrays = field(repr=False)
 
     def send_to_host(self) -> None:
         """Starts its way to the host; never waits."""
@@ -76,29 +77,15 @@ class DeviceCopy:
         for group, arrays in zip(self._placement.reading, self._arrays, strict=True):
             yield from zip(group.parts, arrays, strict=True)
 
-    def _laid_out(self, placement: Placement) -> _GroupedArrays:
+    def _laid_out(self, placement: Placement) -> GroupedArrays:
         """The copy once for every replica, as `placement.writing` wants it."""
         if placement is not self._placement:
-            return _staged(self.fragment, self.to_host(), placement)._values
+            return spread(self.fragment, self.to_host(), placement)
         copied = {(part.piece, part.place): array for part, array in self._parts()}
         return tuple(
             tuple(_beside(group.device, copied[part.piece, part.place]) for part in group.parts)
             for group in placement.writing
         )
-
-
-@dataclass(frozen=True)
-class StagedFragment:
-    """A published fragment on the devices, ready to be applied; keeps `flat`, which must not be written to."""
-
-    fragment: Fragment
-    flat: FloatVector = field(repr=False)
-    _placement: Placement | None = field(repr=False)
-    _values: _GroupedArrays = field(repr=False)
-
-    def in_host_memory(self) -> StagedFragment:
-        """The same without its arrays on the devices; to apply it again puts them there again."""
-        return replace(self, _placement=None, _values=())
 
 
 class OpenParams:
@@ -180,10 +167,10 @@ class OpenParams:
                 jnp.copy(leaf) if flat.is_shared(position) else leaf
                 for leaf, position in zip(leaves, positions, strict=True)
             ]
-        if placement is not staged._placement:
-            staged = _staged(staged.fragment, staged.flat, placement)
+        if placement is not staged.placement:
+            staged = StagedFragment.on_devices(staged.fragment, staged.flat, placement)
         shards = list(map(shards_of, leaves, placement.whole))
-        operands = [staged._values, *([copy._laid_out(placement)] if copy else [])]
+        operands = [staged.values, *([copy._laid_out(placement)] if copy else [])]
         with _Programs() as programs:
             for group, *arrays in zip(placement.writing, *operands, strict=True):
                 old = tuple([shards[part.piece][part.shard] for part in group.parts])
@@ -265,7 +252,7 @@ class DeviceFragments:
         fragment = self.fragments[index]
         if flat.shape != (fragment.size,) or flat.dtype != np.float32:
             raise ValueError(f"fragment {index} is a float32 vector of {fragment.size}, not {flat.dtype} {flat.shape}")
-        return _staged(fragment, flat, self._seen[index][1])
+        return StagedFragment.on_devices(fragment, flat, self._seen[index][1])
 
     def warm(self, params: Params) -> Params:
         """Compiles `copy` and `overwrite` for every fragment, by writing each one's own value back."""
@@ -287,25 +274,6 @@ class DeviceFragments:
             placement = self._known[key] = observed_placement(self.fragments[index], leaves)
         self._seen[index] = where, placement
         return placement, leaves
-
-
-def _staged(fragment: Fragment, flat: FloatVector, placement: Placement) -> StagedFragment:
-    def private(part: Part) -> npt.NDArray[np.float32]:
-        piece = fragment.pieces[part.piece]
-        elements: npt.NDArray[np.float32] = part.of(piece, flat)
-        if piece.axis is not None:
-            elements = np.moveaxis(elements, 0, piece.axis)
-        # A copy of its own: on the CPU the device array may go on using this memory.
-        return np.array(elements, order="C")
-
-    def put(group: Group, part: Part) -> jax.Array:
-        committed = placement.committed[part.piece]
-        with contextlib.nullcontext() if committed else jax.default_device(group.device):
-            array: jax.Array = jax.device_put(private(part), group.device if committed else None)
-        return array
-
-    values = tuple(tuple(put(group, part) for part in group.parts) for group in placement.writing)
-    return StagedFragment(fragment, flat, placement, values)
 
 
 def _beside(device: jax.Device, array: jax.Array) -> jax.Array:
@@ -348,6 +316,17 @@ def _read(shard: jax.Array, cut: Cut) -> jax.Array:
     return lax.slice_in_dim(shard, cut.start, cut.stop, axis=cut.axis)
 
 
+def _parts_of(values: jax.Array, shards: _Arrays, cuts: _Cuts) -> Iterator[jax.Array]:
+    """The parts that were staged one after the other."""
+    end = 0
+    for shard, cut in zip(shards, cuts, strict=True):
+        shape = list(shard.shape)
+        if cut.axis is not None:
+            shape[cut.axis] = cut.stop - cut.start
+        start, end = end, end + math.prod(shape)
+        yield values[start:end].reshape(shape)
+
+
 def _write(shard: jax.Array, cut: Cut, value: jax.Array) -> jax.Array:
     rounded = value.astype(shard.dtype)
     if cut.axis is None:
@@ -355,8 +334,6 @@ def _write(shard: jax.Array, cut: Cut, value: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(shard, rounded, cut.start, cut.axis)
 
 
-_Arrays = tuple[jax.Array, ...]
-_Cuts = tuple[Cut, ...]
 _applied = partial(jax.jit, static_argnames="cuts", donate_argnums=0, keep_unused=True)
 
 
@@ -366,22 +343,22 @@ def _copied(shards: _Arrays, cuts: _Cuts) -> _Arrays:
 
 
 @_applied
-def _overwrite(shards: _Arrays, values: _Arrays, *, cuts: _Cuts) -> _Arrays:
-    return tuple(_write(shard, cut, value) for shard, value, cut in zip(shards, values, cuts, strict=True))
+def _overwrite(shards: _Arrays, values: jax.Array, *, cuts: _Cuts) -> _Arrays:
+    return tuple(map(_write, shards, cuts, _parts_of(values, shards, cuts)))
 
 
 @_applied
-def _carry(shards: _Arrays, values: _Arrays, copies: _Arrays, *, cuts: _Cuts) -> _Arrays:
+def _carry(shards: _Arrays, values: jax.Array, copies: _Arrays, *, cuts: _Cuts) -> _Arrays:
     def carried(shard: jax.Array, value: jax.Array, copy: jax.Array, cut: Cut) -> jax.Array:
         since = _read(shard, cut).astype(jnp.float32) - copy.astype(jnp.float32)
         return _write(shard, cut, value + since)
 
-    return tuple(map(carried, shards, values, copies, cuts))
+    return tuple(map(carried, shards, _parts_of(values, shards, cuts), copies, cuts))
 
 
 @_applied
-def _blend(shards: _Arrays, values: _Arrays, *, share: jax.Array, cuts: _Cuts) -> _Arrays:
+def _blend(shards: _Arrays, values: jax.Array, *, share: jax.Array, cuts: _Cuts) -> _Arrays:
     def blended(shard: jax.Array, value: jax.Array, cut: Cut) -> jax.Array:
         return _write(shard, cut, share * _read(shard, cut).astype(jnp.float32) + (1 - share) * value)
 
-    return tuple(map(blended, shards, values, cuts))
+    return tuple(map(blended, shards, _parts_of(values, shards, cuts), cuts))

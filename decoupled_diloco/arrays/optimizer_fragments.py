@@ -27,10 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments, StagedFragment
+from decoupled_diloco.arrays.device import DeviceCopy, DeviceFragments
 from decoupled_diloco.arrays.encoding import encoding_named, float32_elements
 from decoupled_diloco.arrays.fragments import Fragment, Fragmentation, Piece
 from decoupled_diloco.arrays.schema import FLOAT_DTYPES, Schema, SchemaError
+from decoupled_diloco.arrays.staging import StagedFragment
 from decoupled_diloco.arrays.state_entry import StateEntry
 from decoupled_diloco.arrays.tree import ParameterTree, Params, leaf_name
 

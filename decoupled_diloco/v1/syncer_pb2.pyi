@@ -481,7 +481,7 @@ class UploadContributionResponse(_message.Message):
     def __init__(self, wanted_offset: _Optional[int] = ..., fate: _Optional[_Union[ContributionFate, str]] = ...) -> None: ...
 
 class DownloadFragmentRequest(_message.Message):
-    __slots__ = ("learner_id", "incarnation", "fragment", "version", "held", "encodings", "offset")
+    __slots__ = ("learner_id", "incarnation", "fragment", "version", "held", "encodings", "offset", "next_version")
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +489,7 @@ class DownloadFragmentRequest(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_VERSION_FIELD_NUMBER: _ClassVar[int]
     learner_id: str
     incarnation: int
     fragment: int
@@ -496,7 +497,8 @@ class DownloadFragmentRequest(_message.Message):
     held: _fragment_pb2.Version
     encodings: _containers.RepeatedScalarFieldContainer[_fragment_pb2.Encoding]
     offset: int
-    def __init__(self, learner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[_Union[_fragment_pb2.Version, _Mapping]] = ..., held: _Optional[_Union[_fragment_pb2.Version, _Mapping]] = ..., encodings: _Optional[_Iterable[_Union[_fragment_pb2.Encoding, str]]] = ..., offset: _Optional[int] = ...) -> None: ...
+    next_version: bool
+    def __init__(self, learner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[_Union[_fragment_pb2.Version, _Mapping]] = ..., held: _Optional[_Union[_fragment_pb2.Version, _Mapping]] = ..., encodings: _Optional[_Iterable[_Union[_fragment_pb2.Encoding, str]]] = ..., offset: _Optional[int] = ..., next_version: _Optional[bool] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
     __slots__ = ("version", "encoding", "delta_base", "payload_bytes")

@@ -96,7 +96,8 @@ class SyncerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DownloadFragment(self, request, context):
-        """Streams an immutable version of a fragment: header, chunks from the wanted offset on, trailer.
+        """Streams an immutable version of a fragment: header, chunks from the wanted offset on, trailer. With `next_version` it
+        may be called before that version exists: the header comes once it is published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,6 +29,9 @@ CHUNK_BYTES = 1 << 20
 CHUNK_BYTES_MAX = (4 << 20) - (64 << 10)
 """Most bytes of payload in a chunk as we accept it; fits gRPC's default message limit."""
 
+NEXT_VERSION_SECONDS_MAX = 600.0
+"""A download that was asked for before its version was there waits at the syncer for so long, then ends without one."""
+
 _PART_CHUNK = b"\x12"  # field 2 of the stream's message, length-delimited
 _CHUNK_OFFSET = 0x08  # field 1 of Chunk, varint
 _CHUNK_CHECKSUM = 0x11  # field 2 of Chunk, 8 bytes

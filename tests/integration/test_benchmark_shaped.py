@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import shaped, shaped_link, wide_area
+from benchmarks import long_syncs, shaped, shaped_link, wide_area
 from benchmarks.shaped_link import DOWNLOAD, IN_FLIGHT, ONE_AT_A_TIME
 from decoupled_diloco.arrays.encoding import DOWNLOAD_ENCODINGS, ENCODINGS, encoding_named
 
@@ -93,3 +93,13 @@ async def test_connections_are_compared_over_both_kinds_of_link(monkeypatch):
     ratio = rates[link, "download", 3][0] / rates[link, "download", 1][0]
     assert figures[f"{link}, download, 3 connections"].value == ratio
     assert figures[f"{link}, upload, 1 connection"].unit == "MB/s"
+
+
+async def test_a_sync_over_a_long_distance_takes_two_latencies_or_four_at_least():
+    latency = 0.05
+    found = await long_syncs.sync_seconds(latency, 1)
+    assert [len(found[in_advance]) for in_advance in (True, False)] == [long_syncs.FRAGMENT_COUNT] * 2
+    # What a busy machine adds, it does not take away: each way takes its latencies at least.
+    assert min(found[True]) >= 2 * latency
+    assert min(found[False]) >= 4 * latency
+    assert [figure.unit for figure in long_syncs.sync_figures(found)] == ["ms", "ms"]

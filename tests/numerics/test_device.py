@@ -244,7 +244,7 @@ def test_a_version_that_lies_in_host_memory_alone_is_applied_like_any_other() ->
     published = example.on_host(example_params(seed=1))
     staged = example.fragments.stage(1, published[1]).in_host_memory()
     assert staged.flat is published[1]
-    assert not staged._values
+    assert not staged.values
     after = example.fragments.overwrite(params, staged)
     assert_same([example.on_host(after)[1]], [published[1]])
 

@@ -33,8 +33,8 @@ def test_an_encoding_counts_with_its_block_scales(capsys):
 
 
 def test_what_no_bandwidth_hides_is_said(capsys):
-    assert " never" in printed(capsys, "--latency-ms", "200")
-    needs = json.loads(printed(capsys, "--latency-ms", "500", "--json"))["needs"]
+    assert " never" in printed(capsys, "--latency-ms", "400")
+    needs = json.loads(printed(capsys, "--latency-ms", "1000", "--json"))["needs"]
     assert needs["decoupled"]["hidden"] is None
 
 

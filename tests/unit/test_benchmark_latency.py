@@ -19,8 +19,7 @@ SYNCER = [
     ("serve", ["alpha", 3, 2], 1.020, 1.030),
 ]
 LEARNER = [
-    ("news", [3, 2], 1.018, 1.019),
-    ("download", [3, 2], 1.019, 1.029),
+    ("news", [3, 2], 1.0274, 1.0275),
     ("header", (), 1.0215, 1.022),
     ("received", (), 1.026, 1.027),
     ("decode", (), 1.0275, 1.028),
@@ -43,10 +42,21 @@ def test_a_way_leads_from_grace_closed_to_the_hand_over_slot(tmp_path):
     assert way.stages[TRANSFER] == pytest.approx(0.0055)
     assert way.overhead == pytest.approx(0.0145)
     assert sum(way.stages) == pytest.approx(way.total)
-    overhead, total, *stages = path_figures([way], "1 learner")
+    overhead, total, *stages, in_advance = path_figures([way], "1 learner")
     assert (overhead.value, total.value) == (pytest.approx(14.5), pytest.approx(30))
     assert sum(figure.value for figure in stages) == pytest.approx(30)
     assert overhead.is_met is False
+    assert in_advance.value == 100
+
+
+def test_who_has_not_asked_in_advance_has_the_news_before_the_version(tmp_path):
+    syncer = lines_of(tmp_path / "syncer", SYNCER)
+    entries = [entry for entry in LEARNER if entry[0] != "news"]
+    entries += [("news", [3, 2], 1.018, 1.019), ("download", [3, 2], 1.019, 1.029)]
+    (way,) = ways(syncer, {"alpha": lines_of(tmp_path / "alpha", entries)})
+    assert way.stages[STAGES.index("until the news is here")] == 0
+    assert way.total == pytest.approx(0.030)
+    assert path_figures([way], "1 learner")[-1].value == 0
 
 
 @pytest.mark.parametrize("missing", [label for label, *_ in SYNCER + LEARNER])

@@ -1,6 +1,7 @@
 """The learner's calls that move fragments, against calls that do what a network can do."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -11,7 +12,8 @@ from decoupled_diloco.core.policy import Deadlines
 from decoupled_diloco.runtime.clock import ManualClock
 from decoupled_diloco.runtime.rate_limit import RateLimit, TransferLimits
 from decoupled_diloco.v1 import fragment_pb2, syncer_pb2
-from decoupled_diloco.wire.stream import CHUNK_BYTES, part_parser, payload_messages
+from decoupled_diloco.wire.codec import version_to_wire
+from decoupled_diloco.wire.stream import CHUNK_BYTES, CorruptPayloadError, part_parser, payload_messages
 from learner_service.bulk_client import BulkClient, Receipt
 from learner_service.syncer_client import END
 
@@ -94,6 +96,43 @@ async def test_a_download_in_which_nothing_moves_is_given_up_and_keeps_what_it_h
         await download(call, receipt)
     assert call.is_cancelled.is_set()
     assert receipt.received_bytes == 2048
+
+
+async def download_next(call, receipt, begun):
+    await client_of(call).download_next(
+        0,
+        VERSION,
+        receipt,
+        element_count=len(PAYLOAD) // 4,
+        moved=lambda size: None,
+        begun=begun,
+        room=contextlib.nullcontext(),
+    )
+
+
+async def test_the_wait_for_a_version_that_is_not_there_is_not_taken_for_silence():
+    call, receipt = FakeCall(), Receipt()
+    waiting = asyncio.create_task(download_next(call, receipt, lambda version: None))
+    assert await asyncio.wait((waiting,), timeout=4 * IDLE_SECONDS) == (set(), {waiting})
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert call.is_cancelled.is_set()
+
+
+async def test_a_version_that_has_begun_and_then_stands_still_is_given_up_and_keeps_what_it_has():
+    versions, receipt, parts = [], Receipt(), parts_of(PAYLOAD)[:3]
+    parts[0].header.version.version.CopyFrom(version_to_wire(VERSION))
+    call = FakeCall(parts)
+    with pytest.raises(UnreachableError, match=r"DEADLINE_EXCEEDED.*nothing has moved for 0.05 s"):
+        await download_next(call, receipt, versions.append)
+    assert call.is_cancelled.is_set()
+    assert (versions, receipt.received_bytes, receipt.is_complete) == ([VERSION], 2048, False)
+
+
+async def test_a_stream_that_does_not_begin_with_a_header_is_corrupt():
+    with pytest.raises(CorruptPayloadError, match="did not begin with a header"):
+        await download_next(FakeCall(parts_of(PAYLOAD)[1:]), Receipt(), lambda version: None)
 
 
 async def test_the_wait_for_a_rate_limit_is_not_taken_for_silence():

@@ -56,7 +56,7 @@ def test_a_short_overlap_is_named_as_the_limit():
     found = sustained(replace(PLAN, overlap_steps=2), FAST)
     assert found.parameter_count == pytest.approx(8 / 59e-9)
     assert found.limit == "the overlap of 2 steps is the limit, most of it for the merge"
-    none = sustained(replace(PLAN, overlap_steps=2, latency_seconds=0.25), FAST)
+    none = sustained(replace(PLAN, overlap_steps=2, latency_seconds=0.5), FAST)
     assert none.parameter_count == 0.0
 
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from decoupled_diloco.arrays.device import DeviceCopy, StagedFragment
+from decoupled_diloco.arrays.device import DeviceCopy
+from decoupled_diloco.arrays.staging import StagedFragment
 from decoupled_diloco.core import learner_events as ev
 from decoupled_diloco.core.ids import Activity, Version
 from decoupled_diloco.core.learner import LearnerMachine
