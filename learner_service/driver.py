@@ -82,7 +82,7 @@ class LearnerDriver:
         self._ready = threading.Event()
         self._wake_pending = threading.Event()
         self._executor = ThreadPoolExecutor(TRANSFER_THREADS, "transfer", initializer=kernels)
-        self._uploads = RecoveryWatch("a contribution is not finite", 0, clock)
+        self._uploads = RecoveryWatch("a contribution cannot be merged", 0, clock)
         self._peers = PeerSide(
             plan.peers, plan.join.participant_id, plan.join.schema.digest, copies, self._executor, metrics, clock
         )
@@ -351,7 +351,7 @@ class LearnerDriver:
         self._handover.wake_device()
 
     def _not_sent(self, reason: str) -> None:
-        """A contribution that is not finite stays here."""
+        """A contribution that is not finite, or too large, stays here."""
         if self._uploads.recovering(f": {reason}"):
             self.recover(reason)
         else:

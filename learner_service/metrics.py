@@ -115,7 +115,7 @@ class LearnerMetrics:
         self.optimizer_recovery_rate.set(recovered.megabytes_per_second)
 
     def count_refused(self) -> None:
-        """This learner refused to send a contribution that is not finite."""
+        """This learner refused to send a contribution that is not finite, or too large."""
         self.uploads.labels(fate="refused_here").inc()
 
     def attached(self, now: float) -> None:

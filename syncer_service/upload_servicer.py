@@ -200,7 +200,13 @@ async def _verify(serving: Serving, slot: UploadSlot, stream: UploadStream) -> F
     slot.complete, slot.squares = True, found.squares
     fate = await serving.driver.request(
         lambda token: ev.ContributionReceived(
-            token, header.learner, header.incarnation, header.round, found.problem is None, found.norm
+            token,
+            header.learner,
+            header.incarnation,
+            header.round,
+            found.problem is None,
+            found.norm,
+            found.problem or "",
         ),
         Fate,
     )

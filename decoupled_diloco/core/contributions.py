@@ -72,7 +72,7 @@ class Contributions:
             answer = item.answers[event.learner]
             record.upload_seconds = [*record.upload_seconds[-8:], answer.received_at - answer.started_at]
         if fate is Fate.NONFINITE and not known:
-            effects += self._recover(record, f"round {event.round}: values that are not finite")
+            effects += self._recover(record, f"round {event.round}: {event.problem or 'values that are not finite'}")
         return effects
 
     def _recover(self, record: LearnerRecord, reason: str) -> list[fx.Effect]:
@@ -100,7 +100,7 @@ class Contributions:
         return self.ask(item, record)
 
     def on_declined(self, event: ev.ContributionDeclined, record: LearnerRecord) -> None:
-        """A learner has nothing for a round. One whose own values are not finite recovers without being told."""
+        """A learner has nothing for a round. One whose own values cannot be merged recovers without being told."""
         if event.reason is Decline.NONFINITE:
             record.recovering, record.applied = True, {}
         item = self.machine.rounds.under_way.get(event.round)
@@ -109,7 +109,7 @@ class Contributions:
         text = {
             "no_copy": "it has no copy of the round's base version yet",
             "zero_steps": "it made no step since it received the fragment",
-            "nonfinite": "its own values are not finite",
+            "nonfinite": "its own values are not finite, or too large",
         }[event.reason.value]
         answer = RoundAnswer(record.learner, record.incarnation, AnswerState.DECLINED, text)
         if event.reason is Decline.NONFINITE:

@@ -119,7 +119,17 @@ class ContributionStarted:
 
 @dataclass(frozen=True, slots=True)
 class ContributionReceived:
-    """A whole contribution lies verified in its buffer. `norm` is that of the delta. Answered with a `Fate`."""
+    """A whole contribution lies verified in its buffer. Answered with a `Fate`.
+
+    Attributes:
+        request: Token of the answer.
+        learner: Who sent it.
+        incarnation: Of the learner.
+        round: That it is for.
+        finite: Whether it can be merged: every value finite, and the norm within what a merge may take.
+        norm: Of the delta.
+        problem: Why it cannot be merged, in words; empty: not told, as on tapes from before there was this field.
+    """
 
     request: int
     learner: str
@@ -127,6 +137,7 @@ class ContributionReceived:
     round: int
     finite: bool
     norm: float
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

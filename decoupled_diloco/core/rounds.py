@@ -169,7 +169,8 @@ class Rounds:
         if answer.state is AnswerState.COMPLETE:
             return Fate.ACCEPTED
         if not event.finite or not is_safe(event.norm):
-            self.refuse(item, event.learner, event.incarnation, Fate.NONFINITE, "its values are not finite")
+            text = event.problem or "its values are not finite"
+            self.refuse(item, event.learner, event.incarnation, Fate.NONFINITE, text)
             return Fate.NONFINITE
         if norm_limit and event.norm > norm_limit:
             text = f"its norm {event.norm:.3g} is above the limit {norm_limit:.3g}"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import structlog
 
+from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.arrays.fragments import fragment_schema
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.effects import Admission
@@ -208,10 +209,22 @@ async def test_values_that_are_not_finite_make_the_learner_recover(tmp_path):
         ask = await learner.event(lev.Asked)
         header = learner.link.header(ask, "float32")
         assert await learner.link.upload(header, delta_of(ask.fragment, np.nan)) is Fate.NONFINITE
-        assert (await learner.event(lev.RecoverAsked)).reason
+        reason = (await learner.event(lev.RecoverAsked)).reason
+        assert reason == f"round {ask.round}: the contribution contains NaN or infinite values"
         assert await learner.link.upload(header, delta_of(ask.fragment)) is Fate.NONFINITE
         assert len(running.serving.uploads) == 0
         assert running.serving.uploads.pool.used_bytes == 0
+
+
+async def test_a_norm_that_no_merge_takes_is_told_as_that_and_not_as_values_that_are_not_finite(tmp_path):
+    async with syncer(tmp_path, keep_open()) as running, attached(running) as learner:
+        ask = await learner.event(lev.Asked)
+        huge = np.full(SIZES[ask.fragment], 1e19, np.float32)
+        payload = encoding_named("int4").encode(huge)
+        assert await learner.link.upload(learner.link.header(ask, "int4"), payload) is Fate.NONFINITE
+        reason = (await learner.event(lev.RecoverAsked)).reason
+        assert reason.startswith(f"round {ask.round}: the contribution's norm ")
+        assert reason.endswith(" is above 1e+18")
 
 
 @pytest.mark.parametrize(

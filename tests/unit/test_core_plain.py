@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -48,6 +48,14 @@ def test_an_event_comes_back_with_its_class():
 
 def test_a_field_that_a_file_does_not_have_takes_its_default():
     assert from_plain(Cup, {"size": 1}) == Cup(1.0)
+
+
+def test_a_contribution_that_was_taped_without_its_problem_is_read():
+    event = ev.ContributionReceived(1, "a", 1, 5, False, 2e18, "the contribution's norm 2e+18 is above 1e+18")
+    written = tagged(event)
+    assert from_tagged(ev.Event, written) == event
+    del written["problem"]
+    assert from_tagged(ev.Event, written) == replace(event, problem="")
 
 
 @pytest.mark.parametrize(
