@@ -12,8 +12,11 @@ int8 and int4 write blocks of `BLOCK_ELEMENTS` values, each as a small integer t
   last one perhaps fewer) and h = ceil(r / 2), byte j holds value j in its low half and value j + h in its high one,
   which is 0 where there is no such value.
 
-So |x - decoded| <= scale * (1/2 + 2^-18) for magnitudes up to 2^127; the small term is the one float32 rounding of
-x / scale, decoding itself is exact.
+So |x - decoded| <= scale * (1/2 + 2^-18) for magnitudes up to 2^127, denormal ones included; the small term is the one
+float32 rounding of x / scale, decoding itself is exact.
+
+Payloads that no encoder writes (codes of -128 or -8, scales that are negative, infinite or NaN) are decoded as written;
+`merge.examine` judges what comes out.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from decoupled_diloco.arrays.encoding import (
     encoding_named,
     float32_elements,
 )
+from decoupled_diloco.arrays.merge import examine
 from decoupled_diloco.arrays.outer import FragmentState
 from decoupled_diloco.wire.enums import encoding_from_wire, encoding_to_wire
 
@@ -107,6 +108,57 @@ def test_a_decoded_value_is_off_by_half_a_scale_at_most(name: str, size: int, se
         assert scale * BLOCKWISE[name] >= np.abs(block).max() * (1 - 2**-16)
         assert scale <= np.abs(block).max() / BLOCKWISE[name] * (1 + 2**-7) + 2**-133  # the smallest bf16
         assert np.abs(values[start : start + block.size] - block).max() <= scale * (0.5 + 2**-18)
+
+
+TABLE = {"int8": 0.004, "int4": 0.072}
+"""The bounds of docs/encodings.md, as shares of the largest magnitude of a block; 2^-134 comes on top."""
+
+
+@pytest.mark.parametrize("name", TABLE)
+@given(size=st.integers(1, BLOCK_ELEMENTS), seed=st.integers(0, 2**32 - 1), exponent=st.floats(-150, 127))
+def test_a_decoded_value_is_off_by_no_more_than_the_documented_share_of_its_block(
+    name: str, size: int, seed: int, exponent: float
+) -> None:
+    flat = block_of(seed, size, 2.0**exponent)
+    off = np.abs(decoded(name, flat).astype(np.float64) - flat)
+    assert off.max() <= TABLE[name] * np.abs(flat).max().astype(np.float64) + 2.0**-134
+
+
+@given(seed=st.integers(0, 2**32 - 1), exponent=st.floats(-150, 127))
+def test_a_bf16_value_is_off_by_no_more_than_documented(seed: int, exponent: float) -> None:
+    flat = block_of(seed, BLOCK_ELEMENTS, 2.0**exponent)
+    magnitudes = np.abs(flat.astype(np.float64))
+    off = np.abs(decoded("bf16", flat).astype(np.float64) - flat)
+    assert np.all(off <= np.where(magnitudes < 2.0**-126, 2.0**-134, magnitudes * 2.0**-8))
+
+
+def written(name: str, scale: float, codes: list[int]) -> bytes:
+    """A payload of one block with a scale and codes of any kind."""
+    bits = int(np.float32(scale).view(np.uint32)) >> 16
+    numbers = np.array(codes, np.int8)
+    if name == "int8":
+        return bits.to_bytes(2, "little") + numbers.tobytes()
+    half = (len(codes) + 1) // 2
+    pairs = [*codes, *[5] * (2 * half - len(codes))]  # the half byte that stands for no value holds something, too
+    return bits.to_bytes(2, "little") + bytes((pairs[j] & 15) | (pairs[j + half] & 15) << 4 for j in range(half))
+
+
+@pytest.mark.parametrize(("name", "lowest"), [("int8", -128), ("int4", -8)])
+def test_what_no_encoder_writes_is_decoded_as_written_and_judged_by_its_values(name: str, lowest: int) -> None:
+    codes = [lowest, 1, -lowest - 1, 0, -3]
+    for scale in (1.5, -1.5, -0.0, 2.0**-133):
+        upload = Encoded(written(name, scale, codes), name, len(codes))
+        values = [scale * code for code in codes]
+        assert upload.decode().tolist() == values
+        found = examine(upload)
+        assert (found.problem, found.norm) == (None, pytest.approx(float(np.linalg.norm(values))))
+    for scale in (np.inf, -np.inf, np.nan):
+        with np.errstate(invalid="ignore"):
+            found = examine(Encoded(written(name, scale, codes), name, len(codes)))
+        assert found.problem == "the contribution contains NaN or infinite values"
+    found = examine(Encoded(written(name, -(2.0**120), codes), name, len(codes)))
+    assert found.problem is not None
+    assert found.problem.endswith("is above 1e+18")
 
 
 def bf16_value(payload: memoryview, index: int) -> float:
