@@ -44,7 +44,7 @@ from syncer_service.ending import Ending
 from syncer_service.export import check_output_dir
 from syncer_service.exporting import Exports
 from syncer_service.first_parameters import FirstParameters, check_first_parameters
-from syncer_service.merge_threads import loop_threads, merge_executor
+from syncer_service.merge_threads import load_loops, loop_threads, merge_executor
 from syncer_service.metrics import PREFIX, SyncerMetrics
 from syncer_service.overview import Overview
 from syncer_service.persistence import Persistence
@@ -207,6 +207,7 @@ async def _build(
     after_tasks = stack.enter_context(ExitStack())
     tasks = TaskSupervisor(stop, log)
     stack.push_async_callback(tasks.close)
+    tasks.start(load_loops(stack), "loading the loops of merges", may_finish=True)
     restored = await _open_run(config, settings, store, executors)
     machine = SyncerMachine(policy, initial_from_file=bool(config.run.start_from))
     driver = Driver(machine, clock, settings.queue_events_max, tape)

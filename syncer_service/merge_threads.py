@@ -6,6 +6,7 @@ system: they use what is idle, and a thread that serves a call gets its processo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -16,12 +17,18 @@ from typing import Final
 from decoupled_diloco.arrays.encoding import kernels
 from decoupled_diloco.arrays.stripes import CALLING_THREAD, LoopThreads
 from decoupled_diloco.runtime.library_pages import let_go_of_library
+from decoupled_diloco.runtime.logs import get_logger
 
 NICE: Final = 10
 """Priority of merging threads, 0 (as all others) to 19 (lowest). At 10 a thread gets about a tenth of a processor that
 a thread of ordinary priority wants whole."""
 
 COMPILER_LIBRARY: Final = "libllvmlite"
+
+SLOW_SECONDS: Final = 3.0
+"""Loops that come from a cache are there by then."""
+
+log = get_logger(__name__)
 
 
 def processor_count() -> int:
@@ -50,10 +57,24 @@ def loop_threads(stack: ExitStack | AsyncExitStack, thread_count: int) -> LoopTh
 
 
 def merge_executor(stack: ExitStack | AsyncExitStack) -> ThreadPoolExecutor:
-    """The one thread that merges are made in, one after the other; it first loads or compiles the loops."""
-    executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="merge", initializer=step_back))
-    executor.submit(_load)
-    return executor
+    """The one thread that merges are made in, one after the other."""
+    return stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="merge", initializer=step_back))
+
+
+async def load_loops(stack: ExitStack | AsyncExitStack) -> None:
+    """Loads the compiled loops, or compiles them, beside all else; whoever needs them before waits for them.
+
+    Its thread keeps its ordinary priority: behind others that are busy all the time it would take minutes.
+
+    Raises:
+        Exception: they cannot be compiled, so nothing can be merged.
+    """
+    executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="loops"))
+    loading = asyncio.wrap_future(executor.submit(_load))
+    done, _ = await asyncio.wait([loading], timeout=SLOW_SECONDS)
+    if not done:
+        log.info("compiling_loops", reason="they are not in the cache; merges wait for them, seconds to half a minute")
+    await loading
 
 
 def _load() -> None:

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from decoupled_diloco.arrays.stripes import CALLING_THREAD
-from syncer_service.merge_threads import NICE, loop_threads, merge_executor, processor_count, step_back
+from syncer_service import merge_threads
+from syncer_service.merge_threads import NICE, load_loops, loop_threads, merge_executor, processor_count, step_back
 
 threads_have_priorities = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not Linux")
 
@@ -29,18 +30,31 @@ def test_threads_of_a_merge_have_a_lower_priority_and_the_caller_keeps_its_own()
     assert own_priority() == before
 
 
-def test_the_loops_are_loaded_before_the_first_merge() -> None:
+async def test_the_loops_are_loaded_at_ordinary_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind threads that are busy all the time a compilation would take minutes."""
+    before, found = own_priority(), []
+    monkeypatch.setattr(merge_threads, "kernels", lambda: found.append(own_priority()))
     with ExitStack() as stack:
-        names = merge_executor(stack).submit(lambda: dir(__import__("sys").modules["decoupled_diloco.arrays.kernels"]))
-        assert "combine" in names.result()
+        await load_loops(stack)
+    assert found == [before]
+
+
+async def test_loops_that_cannot_be_compiled_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("no compiler for this processor")
+
+    monkeypatch.setattr(merge_threads, "kernels", fails)
+    with ExitStack() as stack, pytest.raises(RuntimeError, match="no compiler for this processor"):
+        await load_loops(stack)
 
 
 @threads_have_priorities
 def test_the_compiler_is_let_go_of_and_still_works() -> None:
     program = """
+import asyncio
 import numba
 from contextlib import ExitStack
-from syncer_service.merge_threads import COMPILER_LIBRARY, merge_executor
+from syncer_service.merge_threads import COMPILER_LIBRARY, load_loops
 
 def resident():
     total, is_code = 0, False
@@ -53,7 +67,7 @@ def resident():
 
 with ExitStack() as stack:
     before = resident()
-    merge_executor(stack).submit(int).result()
+    asyncio.run(load_loops(stack))
     print(before, resident(), numba.njit(lambda value: value + 1)(3))
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
