@@ -48,15 +48,20 @@ class Receipt:
         payload: the buffer, of the length that the header gave.
         encoding: how the payload is written.
         delta_base: the version that the payload is a delta to; None: the payload is the version itself.
-        is_complete: whether all of it is here and has the digest that the other end gave.
+        digest: xxh3-128 of the payload, once all of it is here and has the digest that the other end gave.
     """
 
     def __init__(self) -> None:
-        self.is_complete = False
+        self.digest: str | None = None
         self.payload = np.empty(0, np.uint8)
         self.encoding = ""
         self.delta_base: Version | None = None
         self.sink: PayloadSink | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it is here."""
+        return self.digest is not None
 
     @property
     def received_bytes(self) -> int:
@@ -286,7 +291,7 @@ class BulkClient:
                 _open(receipt, part.header, bytes_max)
             elif receipt.sink is not None:
                 receipt.sink.finish(part.trailer.digest)
-                receipt.is_complete = True
+                receipt.digest = part.trailer.digest
                 return
 
 

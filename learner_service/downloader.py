@@ -267,15 +267,19 @@ def _as_they_are(values: FloatVector) -> FloatVector:
     return values
 
 
-def _decoded(receipt: Receipt, held: Held | None) -> tuple[FloatVector, str]:
-    """Values and digest of what was received. Takes CPU time."""
+def _decoded(receipt: Receipt, held: Held | None) -> tuple[FloatVector, str | None]:
+    """Values and digest of what was received. Takes CPU time.
+
+    A whole version's payload is its values, so its digest, which was verified on the way, is the version's.
+    """
     if receipt.delta_base is None:
         if receipt.encoding != "float32":
             raise CorruptPayloadError(f"a whole version comes in float32, not in {receipt.encoding}")
-        values = float32_elements(receipt.payload)
+        values, digest = float32_elements(receipt.payload), receipt.digest
     elif held is None or receipt.delta_base != held.version:
         raise CorruptPayloadError(f"the payload is a delta to version {receipt.delta_base}, which is not held here")
     else:
         values = apply_delta(held.values, receipt.payload, receipt.encoding)
+        digest = vector_digest(values)
     values.flags.writeable = False
-    return values, vector_digest(values)
+    return values, digest

@@ -78,6 +78,7 @@ def sending(
         if until is not None:
             raise UnreachableError("UNAVAILABLE", "cut off")
         receipt.sink.finish(payload_digest(view))
+        receipt.digest = payload_digest(view)
 
     return attempt
 

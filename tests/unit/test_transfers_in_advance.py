@@ -60,7 +60,6 @@ def bringing(
         begun(version)
         for part in script:
             part(receipt, None)
-        receipt.is_complete = True
 
     return call
 
