@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +15,12 @@ from decoupled_diloco.core.policy import Policy
 from simulator import bandwidth
 from simulator.bandwidth import Need, Plan
 from simulator.capacity import (
+    RATE_GBYTES_PER_SECOND_MAX,
+    RATE_GBYTES_PER_SECOND_MIN,
     RATE_OPTIONS,
     UPLOAD_BUFFER_BYTES,
+    MissingRatesError,
+    Rates,
     ResultsError,
     contribution_bytes,
     known_rates,
@@ -38,12 +42,35 @@ Payload only, one direction. docs/bandwidth.md derives the formulas and says wha
 
 _POLICY: Final = Policy()
 
+BITS_MIN: Final = 1
+BITS_MAX: Final = 64
+"""Bits per parameter that can be planned with."""
+
+BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
+    "params": (1, 1e15, "parameters"),
+    "learners": (1, 1024, "learners, as `run.learners_max`"),
+    "fragments": (1, 10_000, "fragments"),
+    "interval": (1, 1e9, "steps"),
+    "overlap": (0, 1e9, "steps"),
+    "step_seconds": (1e-6, 1e6, "seconds"),
+    "latency_ms": (0, 1e9, "milliseconds"),
+    "quorum_ms": (0, 1e9, "milliseconds"),
+    "merge_ms": (0, 1e9, "milliseconds"),
+    "link_gbit": (1e-6, 1e6, "Gbit/s"),
+    "syncer_link_gbit": (1e-6, 1e6, "Gbit/s"),
+    **{
+        option.removeprefix("--").replace("-", "_"): (RATE_GBYTES_PER_SECOND_MIN, RATE_GBYTES_PER_SECOND_MAX, "GB/s")
+        for option in RATE_OPTIONS
+    },
+}
+"""The smallest and the largest number that an option takes, by its name in the namespace, and their unit."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     bits = f"bits per parameter, or one of {', '.join(ENCODING_BITS)}, whose block scales count"
     add = parser.add_argument
-    add("--params", type=_number, required=True, metavar="N", help="parameters of the model, for example 12e9")
+    add("--params", type=_whole, required=True, metavar="N", help="parameters of the model, for example 12e9")
     add("--learners", type=_whole, required=True, metavar="M", help="learners, all equally fast")
     add("--fragments", type=_whole, default=_POLICY.fragment_count, metavar="P", help="fragments (%(default)s)")
     add("--interval", type=_whole, default=_POLICY.interval_steps, metavar="H", help="steps per sync (%(default)s)")
@@ -61,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--syncer-link-gbit", type=_number, metavar="GBIT", help="the syncer's link: how many learners it serves")
     for option, (_, text) in RATE_OPTIONS.items():
         add(option, type=_number, metavar="RATE", help=f"{text}; with all of these: what one syncer sustains")
-    add("--results", type=Path, default=DEFAULT_RESULTS, metavar="PATH", help="rates that are not given (%(default)s)")
+    add("--results", type=Path, metavar="PATH", help=f"rates that are not given ({DEFAULT_RESULTS}, if it is there)")
     add("--json", action="store_true", help="print JSON, in bit/s")
 
 
@@ -76,7 +103,7 @@ def run(options: argparse.Namespace, refuse: Callable[[str], Any]) -> int:
         refuse(problem)
     try:
         report = report_of(options)
-    except ResultsError as error:
+    except (ResultsError, MissingRatesError) as error:
         refuse(str(error))
     print(json.dumps(_plain(report), indent=1) if options.json else "\n".join(lines_of(report)))
     return 0
@@ -84,14 +111,10 @@ def run(options: argparse.Namespace, refuse: Callable[[str], Any]) -> int:
 
 def problem_of(options: argparse.Namespace) -> str | None:
     """The first option with a value that cannot be planned with, and what would be right; None: all can."""
-    own = ("params", "learners", "fragments", "interval", "step_seconds", "link_gbit", "syncer_link_gbit")
-    for name in (*own, *map(_field_of, RATE_OPTIONS)):
+    for name, (low, high, unit) in BOUNDS.items():
         value = getattr(options, name)
-        if value is not None and value <= 0:
-            return f"{_option_of(name)} {value:g}: must be above 0"
-    for name in ("overlap", "latency_ms", "quorum_ms", "merge_ms"):
-        if getattr(options, name) < 0:
-            return f"{_option_of(name)} {getattr(options, name):g}: must be 0 or more"
+        if value is not None and not low <= value <= high:
+            return f"{_option_of(name)} {value:g}: must be from {low:g} to {high:g} {unit}"
     if options.fragments > options.interval:
         return (
             f"--fragments {options.fragments}: must be at most {options.interval} (--interval), because every fragment "
@@ -130,6 +153,7 @@ def report_of(options: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         ResultsError: The file of results cannot be read.
+        MissingRatesError: Some rates were asked for, by an option or a file, and others are not known.
     """
     plan = plan_of(options)
     own = bandwidth.decoupled(plan)
@@ -165,11 +189,31 @@ def report_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.syncer_link_gbit is not None:
         link = options.syncer_link_gbit * 1e9
         report["syncer_link"] = {"bits_per_second": link, "most_learners": bandwidth.most_learners(plan, link)}
-    given = {field: getattr(options, _field_of(option)) for option, (field, _) in RATE_OPTIONS.items()}
-    rates = known_rates(given, options.results)
-    if rates is not None:
-        report["sustained"] = {**asdict(sustained(plan, rates)), "rates": asdict(rates)}
+    match _rates_of(options):
+        case Rates() as rates:
+            report["sustained"] = {**asdict(sustained(plan, rates)), "rates": asdict(rates)}
+        case str() as missing:
+            report["not_sustained"] = missing
     return report
+
+
+def _rates_of(options: argparse.Namespace) -> Rates | str | None:
+    """The rates; else why those that nobody asked for by hand are not known, if there is a file; else None.
+
+    Raises:
+        ResultsError: The file of results cannot be read, or none of it would be used.
+        MissingRatesError: Some rates were given by hand, or a file, and others are not known.
+    """
+    given = {field: getattr(options, _field_of(option)) for option, (field, _) in RATE_OPTIONS.items()}
+    if options.results is not None and None not in given.values():
+        raise ResultsError(f"--results {options.results}: has no use where all rates are given")
+    results = options.results or DEFAULT_RESULTS
+    try:
+        return known_rates(given, results)
+    except MissingRatesError as error:
+        if options.results is not None or any(value is not None for value in given.values()):
+            raise
+        return str(error) if results.exists() else None
 
 
 # --- in words ---
@@ -201,11 +245,14 @@ def lines_of(report: dict[str, Any]) -> list[str]:
         lines.append(f"{title:32}{_row(needs[name])}   {_row(syncer) if syncer is not None else nobody}")
     if moved := needs["data_parallel"].up + needs["data_parallel"].down:
         ratio = moved / (needs["decoupled"].up + needs["decoupled"].down)
-        lines += ["", f"On average a learner moves {ratio:.3g} times less than in data-parallel training."]
+        words = f"{ratio:.3g} times less than" if ratio >= 1 else f"{1 / ratio:.3g} times as much as"
+        lines += ["", f"On average a learner moves {words} in data-parallel training."]
     lines += ["", *_memory_lines(report["syncer_memory"])]
     for name, write in (("link", _link_lines), ("syncer_link", _syncer_link_lines), ("sustained", _sustained_lines)):
         if name in report:
             lines += ["", *write(report[name], plan)]
+    if "not_sustained" in report:
+        lines += ["", f"Not told: {report['not_sustained']}."]
     return [*lines, "", *FORMULAS.splitlines()]
 
 
@@ -235,7 +282,9 @@ def _link_lines(link: dict[str, Any], plan: Plan) -> list[str]:
 
 
 def _syncer_link_lines(link: dict[str, Any], plan: Plan) -> list[str]:
-    return [f"The syncer's link of {_gbit(link['bits_per_second'])} Gbit/s serves {link['most_learners']} learners."]
+    count = link["most_learners"]
+    words = str(count) if count < 10**9 else f"{count:.3g}"
+    return [f"The syncer's link of {_gbit(link['bits_per_second'])} Gbit/s serves {words} learners."]
 
 
 def _sustained_lines(found: dict[str, Any], plan: Plan) -> list[str]:
@@ -256,7 +305,7 @@ def _gbit(rate: float) -> str:
     if math.isinf(rate):
         return "never"
     digits = f"{rate / 1e9:.3g}"
-    return digits if "e" not in digits else f"{rate / 1e9:.0f}" if rate > 1e9 else digits
+    return f"{rate / 1e9:.0f}" if "e" in digits and 1e9 < rate < 1e16 else digits
 
 
 def _plain(value: Any) -> Any:
@@ -275,14 +324,14 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; write for example 12e9 or 0.5")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number; write for example 12e9 or 0.5")
     return value
 
 
 def _whole(text: str) -> int:
     value = _number(text)
     if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number")
     return int(value)
 
 
@@ -293,9 +342,11 @@ def _bits(text: str) -> float:
         value = _number(text)
     except argparse.ArgumentTypeError:
         value = 0.0
-    if not 0 < value <= 64:
+    if not BITS_MIN <= value <= BITS_MAX:
         names = ", ".join(ENCODING_BITS)
-        raise argparse.ArgumentTypeError(f"{text!r} is neither one of {names} nor a number of bits from 1 to 64")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is neither one of {names} nor a number of bits from {BITS_MIN} to {BITS_MAX}"
+        )
     return value
 
 

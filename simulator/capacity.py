@@ -142,25 +142,39 @@ RATE_FIGURES: Final[Mapping[str, tuple[str, str]]] = {
 """Figures of the benchmark suite that give a rate in GB/s: section and name of the figure, by field of `Rates`."""
 
 
+RATE_GBYTES_PER_SECOND_MIN: Final = 1e-6
+RATE_GBYTES_PER_SECOND_MAX: Final = 1e6
+"""What a rate may be, from a kilobyte to a petabyte per second; others are mistakes."""
+
+
 class ResultsError(ValueError):
     """The file of results cannot be used."""
 
 
-def known_rates(given: Mapping[str, float | None], results: Path) -> Rates | None:
-    """Rates as given, else from the results of the benchmark suite; None where one is in neither.
+class MissingRatesError(ValueError):
+    """Not all rates are known; the message names those that are not, and where they could come from."""
+
+
+def known_rates(given: Mapping[str, float | None], results: Path) -> Rates:
+    """Rates as given, else from the results of the benchmark suite.
 
     Args:
         given: GB/s by field of `Rates`.
         results: what `python -m benchmarks` has written, if it is there.
 
     Raises:
+        MissingRatesError: a rate is in neither.
         ResultsError: the file is there, and is no such thing.
     """
     found = {name: value for name, value in given.items() if value is not None}
-    if len(found) < len(given) and results.is_file():
+    if len(found) < len(given) and results.exists():
         found = {**figures_of(results), **found}
-    if any(name not in found for name in given):
-        return None
+    if missing := [option for option, (name, _) in RATE_OPTIONS.items() if name not in found]:
+        place = "does not hold" if results.exists() else "would hold, but is not there"
+        raise MissingRatesError(
+            f"what one syncer sustains takes {len(RATE_OPTIONS)} rates, of which {results} {place}: "
+            f"{', '.join(missing)}; give them, or a file that `python -m benchmarks` has left (--results)"
+        )
     return Rates(**{name: value * 1e9 for name, value in found.items()})
 
 
@@ -168,15 +182,20 @@ def figures_of(results: Path) -> dict[str, float]:
     """The figures of `RATE_FIGURES` that a file of results holds, in GB/s.
 
     Raises:
-        ResultsError: it holds no results.
+        ResultsError: it holds no results, or a rate that none can be.
     """
     try:
         sections = json.loads(results.read_text(encoding="utf-8"))["sections"]
         values = {
-            (section["name"], figure["name"]): float(figure["value"])
-            for section in sections
-            for figure in section["figures"]
+            (section["name"], figure["name"]): figure["value"] for section in sections for figure in section["figures"]
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = {field: float(values[place]) for field, place in RATE_FIGURES.items() if place in values}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ResultsError(f"--results {results}: no results of `python -m benchmarks`: {error!r}") from error
-    return {field: values[place] for field, place in RATE_FIGURES.items() if place in values}
+    for field, value in found.items():
+        if not RATE_GBYTES_PER_SECOND_MIN <= value <= RATE_GBYTES_PER_SECOND_MAX:
+            raise ResultsError(
+                f"--results {results}: {' / '.join(RATE_FIGURES[field])} = {value:g}: must be from "
+                f"{RATE_GBYTES_PER_SECOND_MIN:g} to {RATE_GBYTES_PER_SECOND_MAX:g} GB/s"
+            )
+    return found

@@ -23,7 +23,6 @@ def test_the_planner_reads_the_rates_of_the_section(tmp_path):
     path = tmp_path / "latest.json"
     path.write_text(json.dumps({"sections": [section.to_json()]}))
     rates = known_rates(dict.fromkeys(RATE_FIGURES), path)
-    assert rates is not None
     assert (rates.upload, rates.download, rates.merge, rates.commit) == (2e9, 4e9, 8e9, 0.5e9)
     assert Section.from_json(section.to_json()) == section
 

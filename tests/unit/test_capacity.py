@@ -10,6 +10,7 @@ from simulator.capacity import (
     BASE_INTERVAL_COMMITS,
     RATE_FIGURES,
     UPLOAD_BUFFER_BYTES,
+    MissingRatesError,
     Rates,
     ResultsError,
     commit_bytes,
@@ -84,12 +85,16 @@ def test_twice_the_learners_sustain_less_and_twice_the_step_twice_as_much():
 
 def test_rates_that_are_not_given_come_from_the_results(tmp_path):
     path = tmp_path / "latest.json"
-    assert known_rates({**GIVEN, "upload": 2.0}, path) is None
+    with pytest.raises(
+        MissingRatesError, match="latest.json would hold, but is not there: --download-gbytes-per-second, "
+    ):
+        known_rates({**GIVEN, "upload": 2.0}, path)
     figures = [{"name": name, "value": 0.5} for _, name in RATE_FIGURES.values()]
     path.write_text(json.dumps({"sections": [{"name": "capacity", "figures": figures}]}))
     assert known_rates({**GIVEN, "upload": 2.0}, path) == Rates(2e9, 0.5e9, 0.5e9, 0.5e9)
     path.write_text(json.dumps({"sections": []}))
-    assert known_rates(GIVEN, path) is None
+    with pytest.raises(MissingRatesError, match="latest.json does not hold: --upload-gbytes-per-second, "):
+        known_rates(GIVEN, path)
     path.write_text("[]")
     with pytest.raises(ResultsError, match="no results of"):
         known_rates(GIVEN, path)
