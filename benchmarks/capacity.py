@@ -23,7 +23,8 @@ from typing import Final
 
 import psutil
 
-from benchmarks.figures import Figure, Section, machine, of_repetitions, report
+from benchmarks.figures import Figure, Section, machine, of_repetitions, reported, result_path
+from benchmarks.places import disk
 from benchmarks.rig_learner import RigLearner
 from benchmarks.scrape import readings
 from benchmarks.syncer_rig import SyncerProcess, flat_schema, run_values
@@ -52,7 +53,7 @@ ROUNDS_QUICK: Final = BASE_INTERVAL_COMMITS
 MEMORY_SHARE: Final = 0.8
 """Of the machine's memory that a syncer may have."""
 FOLDER: Final = Path("runs/capacity")
-"""State lies below it while rates are measured, so that commits go to this disk."""
+"""Outside the suite, state lies below it while rates are measured, so that commits go to this disk."""
 
 
 @dataclass(slots=True)
@@ -142,8 +143,9 @@ def measure(quick: bool, given: Mapping[str, float | None], plan: Plan) -> Secti
     known = {name: [value] for name, value in given.items() if value is not None}
     if len(known) < len(RATE_FIGURES):
         tune_malloc()
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        parent = disk(FOLDER)
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
             known = {**rates_of(asyncio.run(measure_rounds(Path(folder), count, round_count)), count), **known}
     return section_of(known, plan, count, round_count)
 
@@ -194,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, for a first look")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
+    parser.add_argument("--json", type=result_path, metavar="PATH", help="also write the figures there")
     parser.add_argument("--learners", type=int, default=8, help="learners to say it for (%(default)s)")
     parser.add_argument("--step-seconds", type=float, default=1.0, help="their steps (%(default)s)")
     parser.add_argument("--fragments", type=int, default=24, help="P (%(default)s)")
@@ -211,8 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--fragments must be at most --interval, and --overlap from 0 to below --interval")
     plan = Plan(1.0, options.learners, options.fragments, options.interval, options.overlap, options.step_seconds)
     before = machine()
-    report(measure(options.quick, given, plan), before, options.json)
-    return 0
+    return reported(lambda: measure(options.quick, given, plan), before, options.json, options.quick)
 
 
 if __name__ == "__main__":

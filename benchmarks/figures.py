@@ -26,6 +26,9 @@ from typing import Any, Final, Literal
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ending import ended_by_signals, status_of
+from benchmarks.places import PlaceError, check_writable
+
 Bound = Literal["at least", "at most"]
 
 SIGNIFICANT_DIGITS: Final = 3
@@ -136,24 +139,31 @@ def rounded(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def table_of(figures: Iterable[Figure]) -> Table:
-    """Figures as a table for a terminal."""
+def table_of(figures: Iterable[Figure], is_quick: bool = False) -> Table:
+    """Figures as a table for a terminal; those of a quick run are not held against their targets."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("figure", "value", "range", "target", ""):
-        table.add_column(heading, justify="right" if heading in ("value", "range", "target") else "left")
+    table.add_column("figure")
+    for heading in ("value", "range", target_heading(is_quick)):
+        table.add_column(heading, justify="right")
+    table.add_column("")
     for figure in figures:
         spread = "" if figure.low is None else f"{rounded(figure.low)} to {rounded(figure.high or 0)}"
         target = "" if figure.target is None else f"{figure.target.bound} {figure.target.value:g}"
-        mark = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[figure.is_met]
+        mark = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[None if is_quick else figure.is_met]
         name = figure.name + (f" [dim]({figure.note})[/]" if figure.note else "")
         table.add_row(name, f"{rounded(figure.value)} {figure.unit}", spread, target, mark)
     return table
 
 
-def show(section: Section, console: Console) -> None:
-    """Prints a section."""
+def target_heading(is_quick: bool) -> str:
+    """What stands above targets: those of a full run do not judge a quick one, whose sizes they are not for."""
+    return "target of a full run" if is_quick else "target"
+
+
+def show(section: Section, console: Console, is_quick: bool = False) -> None:
+    """Prints a section, of a quick run or a full one."""
     console.print(f"\n[bold]{section.title}[/]\n[dim]{section.conditions}[/]", highlight=False)
-    console.print(table_of(section.figures), highlight=False)
+    console.print(table_of(section.figures, is_quick), highlight=False)
     for data in section.details.get("tables", ()):
         console.print(f"\n{data['title']}", highlight=False)
         console.print(_table_of_texts(data["columns"], data["rows"]), highlight=False)
@@ -176,20 +186,47 @@ def _table_of_texts(columns: Sequence[str], rows: Sequence[Sequence[str | float 
     return table
 
 
+def result_path(text: str) -> Path:
+    """Of an option that names a file for figures: its folder is made and written to before anything is measured.
+
+    Raises:
+        argparse.ArgumentTypeError: it cannot be.
+    """
+    path = Path(text)
+    try:
+        if path.is_dir():
+            raise PlaceError(f"{path} is a folder; a file is right")
+        check_writable(path.parent)
+    except PlaceError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path
+
+
 def run(measure: Callable[[bool], Section], description: str | None, arguments: Sequence[str] | None = None) -> int:
     """The main program of a benchmark. Returns the exit status: 0 also where a target is missed."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller repetitions, for a first look")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
+    parser.add_argument("--json", type=result_path, metavar="PATH", help="also write the figures there")
     options = parser.parse_args(arguments)
     before = machine()
-    report(measure(options.quick), before, options.json)
+    return reported(lambda: measure(options.quick), before, options.json, options.quick)
+
+
+def reported(measure: Callable[[], Section], on: dict[str, Any], path: Path | None, is_quick: bool) -> int:
+    """Measures and reports; returns the exit status: 0, or that of a signal that came meanwhile."""
+    try:
+        with ended_by_signals():
+            section = measure()
+    except KeyboardInterrupt as error:
+        print("told to end before everything was measured: there are no figures", file=sys.stderr)
+        return status_of(error)
+    report(section, on, path, is_quick)
     return 0
 
 
-def report(section: Section, on: dict[str, Any], path: Path | None) -> None:
+def report(section: Section, on: dict[str, Any], path: Path | None, is_quick: bool = False) -> None:
     """Prints a section, and writes it with the machine that it was taken on, if a path is given."""
-    show(section, Console(width=None if sys.stdout.isatty() else 150))
+    show(section, Console(width=None if sys.stdout.isatty() else 150), is_quick)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**section.to_json(), "machine": on}, indent=1) + "\n")

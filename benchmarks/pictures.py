@@ -15,6 +15,10 @@ from matplotlib.figure import Figure as Canvas
 
 from benchmarks.figures import Figure, Section, rounded
 
+Maker = Callable[[Section, bool], Canvas | None]
+"""Draws a section, of a quick run or a full one."""
+
+OVERVIEW: Final = "targets"
 OURS: Final = "#2b6cb0"
 OTHERS: Final = "#a0aec0"
 GOOD: Final = "#2f855a"
@@ -22,15 +26,18 @@ BAD: Final = "#c53030"
 WIDTH_INCHES: Final = 9.0
 RATIO_RANGE: Final = (0.1, 10.0)
 """What the overview of targets shows; a longer bar is cut, its value stands beside it."""
-FIGURES_SHOWN_MAX: Final = 40
+LABEL_SHARE: Final = 0.12
+"""Of an axis, what a bar's label takes at most; it gives way to a target that lies so near."""
+QUICK_TITLE: Final = "quick run, small sizes: targets are those of a full run, for orientation only"
 
 
-def draw(sections: Sequence[Section], folder: Path) -> dict[str, list[str]]:
-    """Writes all pictures that the sections allow.
+def draw(sections: Sequence[Section], folder: Path, is_quick: bool) -> dict[str, list[str]]:
+    """Writes all pictures that the sections allow, and removes the suite's others.
 
     Args:
         sections: What was measured.
         folder: Exists.
+        is_quick: Small sizes, whose figures do not meet or miss targets.
 
     Returns:
         Names of files by section; those of all sections together under "".
@@ -39,16 +46,21 @@ def draw(sections: Sequence[Section], folder: Path) -> dict[str, list[str]]:
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         for section in sections:
             for subject, make in SUBJECTS.get(section.name, {}).items():
-                if (canvas := make(section)) is not None:
-                    _save(canvas, folder / f"{subject}.png")
+                if (canvas := make(section, is_quick)) is not None:
+                    _save(canvas, folder / f"{subject}.png", is_quick)
                     drawn.setdefault(section.name, []).append(f"{subject}.png")
-        if (canvas := targets(sections)) is not None:
-            _save(canvas, folder / "targets.png")
-            drawn[""] = ["targets.png"]
+        if (canvas := targets(sections, is_quick)) is not None:
+            _save(canvas, folder / f"{OVERVIEW}.png", is_quick)
+            drawn[""] = [f"{OVERVIEW}.png"]
+    known = {f"{subject}.png" for subjects in (*SUBJECTS.values(), (OVERVIEW,)) for subject in subjects}
+    for name in known - {name for names in drawn.values() for name in names}:
+        (folder / name).unlink(missing_ok=True)
     return drawn
 
 
-def _save(canvas: Canvas, path: Path) -> None:
+def _save(canvas: Canvas, path: Path, is_quick: bool) -> None:
+    if is_quick:
+        canvas.suptitle(QUICK_TITLE, fontsize=9, y=1.0, va="bottom")
     canvas.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
 
 
@@ -56,7 +68,7 @@ def _canvas(rows: int) -> Canvas:
     return Canvas(figsize=(WIDTH_INCHES, 1.2 + 0.3 * max(rows, 2)))
 
 
-def targets(sections: Sequence[Section]) -> Canvas | None:
+def targets(sections: Sequence[Section], is_quick: bool = False) -> Canvas | None:
     """How every figure stands to its target: to the right of the line is better."""
     named = [(section, figure) for section in sections for figure in section.figures if figure.target is not None]
     shown = [(section, figure, score) for section, figure in named if (score := standing(figure)) is not None]
@@ -66,7 +78,7 @@ def targets(sections: Sequence[Section]) -> Canvas | None:
     axes = canvas.subplots()
     for row, (_, figure, score) in enumerate(shown):
         end = min(max(score, RATIO_RANGE[0]), RATIO_RANGE[1])
-        axes.barh(row, end - 1, left=1, color=GOOD if figure.is_met else BAD, height=0.7)
+        axes.barh(row, end - 1, left=1, color=_colour(figure, is_quick), height=0.7)
         text = f" {rounded(figure.value)} {figure.unit}"
         axes.text(max(end, 1), row, text, va="center", ha="left", fontsize=7)
     axes.axvline(1, color="black", linewidth=0.8)
@@ -74,7 +86,8 @@ def targets(sections: Sequence[Section]) -> Canvas | None:
     axes.set_xlim(*RATIO_RANGE)
     axes.set_yticks(range(len(shown)), [f"{section.name}: {figure.name}" for section, figure, _ in shown], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("times better than the target (a bar to the left: the target is missed)")
+    to_left = "worse" if is_quick else "the target is missed"
+    axes.set_xlabel(f"times better than the target (a bar to the left: {to_left})")
     return canvas
 
 
@@ -86,7 +99,7 @@ def standing(figure: Figure) -> float | None:
     return ratio if figure.target.bound == "at least" else 1 / ratio
 
 
-def peers(section: Section) -> Canvas | None:
+def peers(section: Section, is_quick: bool = False) -> Canvas | None:
     """Speed, processor time and memory of every way side by side, ours among them."""
     ways: list[dict[str, Any]] = section.details.get("ways", [])
     if not ways:
@@ -113,7 +126,7 @@ def peers(section: Section) -> Canvas | None:
     return canvas
 
 
-def bars(unit: str, label: str, wanted: str = "") -> Callable[[Section], Canvas | None]:
+def bars(unit: str, label: str, wanted: str = "") -> Maker:
     """A picture of all figures of one unit, with their ranges and targets.
 
     Args:
@@ -122,19 +135,23 @@ def bars(unit: str, label: str, wanted: str = "") -> Callable[[Section], Canvas 
         wanted: Only figures whose names have this in them.
     """
 
-    def make(section: Section) -> Canvas | None:
+    def make(section: Section, is_quick: bool = False) -> Canvas | None:
         shown = [figure for figure in section.figures if figure.unit == unit and wanted in figure.name]
         if not shown:
             return None
         canvas = _canvas(len(shown))
         axes = canvas.subplots()
+        widest = max(max(figure.value, figure.high or 0, _target_value(figure)) for figure in shown)
         for row, figure in enumerate(shown):
-            axes.barh(row, figure.value, color=_colour(figure), height=0.7)
+            axes.barh(row, figure.value, color=_colour(figure, is_quick), height=0.7)
             if figure.low is not None and figure.high is not None:
                 axes.plot([figure.low, figure.high], [row, row], color="black", linewidth=0.8)
             if figure.target is not None:
                 axes.plot([figure.target.value] * 2, [row - 0.45, row + 0.45], color="black", linestyle=":")
-            axes.text(max(figure.value, figure.high or 0), row, f" {rounded(figure.value)}", va="center", fontsize=7)
+            end = max(figure.value, figure.high or 0)
+            if end <= _target_value(figure) < end + LABEL_SHARE * widest:
+                end = _target_value(figure)
+            axes.text(end, row, f"  {rounded(figure.value)}", va="center", fontsize=7)
         axes.set_yticks(range(len(shown)), [figure.name for figure in shown])
         axes.invert_yaxis()
         axes.set_xlim(left=0)
@@ -144,11 +161,15 @@ def bars(unit: str, label: str, wanted: str = "") -> Callable[[Section], Canvas 
     return make
 
 
-def _colour(figure: Figure) -> str:
-    return {True: GOOD, False: BAD, None: OURS}[figure.is_met]
+def _target_value(figure: Figure) -> float:
+    return figure.target.value if figure.target is not None else 0.0
 
 
-def stages(section: Section) -> Canvas | None:
+def _colour(figure: Figure, is_quick: bool) -> str:
+    return {True: GOOD, False: BAD, None: OURS}[None if is_quick else figure.is_met]
+
+
+def stages(section: Section, is_quick: bool = False) -> Canvas | None:
     """Time by stage in one bar, in the order of the stages: details["stages_ms"] is {stage: milliseconds}."""
     spent: dict[str, float] = section.details.get("stages_ms", {})
     if not spent:
@@ -167,7 +188,7 @@ def stages(section: Section) -> Canvas | None:
     return canvas
 
 
-SUBJECTS: Final[dict[str, dict[str, Callable[[Section], Canvas | None]]]] = {
+SUBJECTS: Final[dict[str, dict[str, Maker]]] = {
     "peers": {"peers": peers},
     "wire": {"wire": bars("GB/s", "GB/s"), "wire-shares": bars("x", "times the limit or the idle rate")},
     "arithmetic": {"merge": bars("GB/s", "GB/s read and written"), "memcpy-shares": bars("x", "x", "share of memcpy")},

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.figures import Figure, Section, Target, machine, report
+from benchmarks.figures import Figure, Section, Target, machine, reported, result_path
 from benchmarks.virtual_run import Model, VirtualRun
 from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.core.policy import Policy
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trains and reports. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK.seeds} seeds, {QUICK.steps} steps: a first look")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
+    parser.add_argument("--json", type=result_path, metavar="PATH", help="also write the figures there")
     parser.add_argument("--seeds", type=int, help=f"runs of each encoding, 2 to {SEEDS_MAX} (default {FULL.seeds})")
     parser.add_argument("--steps", type=int, help=f"global steps of a run, at least 1 (default {FULL.steps})")
     parser.add_argument(
@@ -260,8 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache_path = options.cache_dir.expanduser()
     set_up_jax(cache_path, "cpu", "learner")
     size = Size(seeds, steps)
-    report(measure(size, cache_path, Kept(options.keep)), on, options.json)
-    return 0
+    return reported(lambda: measure(size, cache_path, Kept(options.keep)), on, options.json, options.quick)
 
 
 if __name__ == "__main__":

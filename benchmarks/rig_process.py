@@ -22,6 +22,7 @@ import psutil
 
 from benchmarks.rig_learner import RigLearner
 from benchmarks.syncer_rig import ROOT, SyncerProcess, flat_schema
+from benchmarks.tied import tied
 from decoupled_diloco.config import RunConfig
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.ids import Role, Version
@@ -51,7 +52,7 @@ class ObserverProcess:
 
     def __enter__(self) -> Self:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.rig_process"],
+            tied([sys.executable, "-m", "benchmarks.rig_process"]),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

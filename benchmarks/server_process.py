@@ -13,6 +13,7 @@ from typing import Self
 import psutil
 
 from benchmarks.syncer_rig import ROOT
+from benchmarks.tied import tied
 
 
 class ServerProcess:
@@ -33,7 +34,7 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         self._child = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            tied(self._command), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._process = psutil.Process(self._child.pid)
         assert self._child.stdout is not None

@@ -10,30 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import older
-from benchmarks.figures import Figure, Section, machine
-
-ROOT: Final = Path(__file__).resolve().parents[1]
+from benchmarks.figures import Section
+from benchmarks.places import ROOT, lack_of_space
+from benchmarks.record import Failure, Results
+from benchmarks.tied import tied
 
 OUTPUT_LINES_KEPT: Final = 15
 """Last lines of a member that failed."""
-
-DISTRIBUTIONS: Final = ("grpcio", "protobuf", "numpy", "ml_dtypes", "jax", "jaxlib", "xxhash", "pyarrow", "safetensors")
-"""Whose versions stand beside the figures."""
-
-FORMAT: Final = 1
-"""Of the file of results; goes up when a reader of an older one would misread it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,127 +107,26 @@ MEMBERS: Final[tuple[Member, ...]] = (
 """In the order in which they run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A member that came to nothing.
-
-    Attributes:
-        name: the member's.
-        reason: in words.
-        output: its last lines.
-    """
-
-    name: str
-    reason: str
-    output: str
-
-
-@dataclass(slots=True)
-class Results:
-    """What a run of the suite found out.
-
-    Attributes:
-        is_quick: fewer and smaller repetitions.
-        taken_at: when it began, UTC, ISO 8601.
-        machine: what it ran on.
-        versions: of what the figures depend on, by distribution.
-        sections: of the members that succeeded.
-        seconds: how long each member took, by name.
-        failures: the other members.
-        left_out: members that were not asked for.
-    """
-
-    is_quick: bool
-    taken_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    machine: dict[str, Any] = field(default_factory=machine)
-    versions: dict[str, str] = field(default_factory=lambda: versions())
-    sections: list[Section] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-    @property
-    def missed(self) -> list[tuple[Section, Figure]]:
-        """Figures that miss their targets."""
-        return [(section, figure) for section in self.sections for figure in section.figures if figure.is_met is False]
-
-    @property
-    def met_count(self) -> int:
-        """Figures that reach their targets."""
-        return sum(figure.is_met is True for section in self.sections for figure in section.figures)
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it in types of JSON, with "is_met" beside every figure; `from_json` reads it back."""
-        sections = []
-        for section in self.sections:
-            data = section.to_json()
-            for entry, figure in zip(data["figures"], section.figures, strict=True):
-                entry["is_met"] = figure.is_met
-            sections.append(data)
-        return {
-            "format": FORMAT,
-            "is_quick": self.is_quick,
-            "taken_at": self.taken_at,
-            "machine": self.machine,
-            "versions": self.versions,
-            "targets_met": self.met_count,
-            "targets_missed": len(self.missed),
-            "seconds": self.seconds,
-            "failures": [asdict(failure) for failure in self.failures],
-            "left_out": self.left_out,
-            "sections": sections,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Results:
-        """What `to_json` wrote.
-
-        Raises:
-            ValueError: it has another format.
-        """
-        if data.get("format") != FORMAT:
-            raise ValueError(f"format = {data.get('format')!r}: this program reads {FORMAT}")
-        sections = []
-        for entry in data["sections"]:
-            figures = [{key: value for key, value in item.items() if key != "is_met"} for item in entry["figures"]]
-            sections.append(Section.from_json({**entry, "figures": figures}))
-        return cls(
-            is_quick=data["is_quick"],
-            taken_at=data["taken_at"],
-            machine=data["machine"],
-            versions=data["versions"],
-            sections=sections,
-            seconds=data["seconds"],
-            failures=[Failure(**entry) for entry in data["failures"]],
-            left_out=data["left_out"],
-        )
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the figures depend on, as far as it is installed."""
-    found = {}
-    for name in ("decoupled-diloco", *DISTRIBUTIONS):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def run_member(member: Member, is_quick: bool, folder: Path, more: Sequence[str] = ()) -> Section | Failure:
-    """Runs one member in a process of its own and reads what it has written.
+def run_member(
+    member: Member, is_quick: bool, folder: Path, more: Sequence[str], environment: Mapping[str, str]
+) -> Section | Failure:
+    """Runs one member in a process of its own, which ends with this one, and reads what it has written.
 
     Args:
         member: Which.
         is_quick: Fewer and smaller repetitions.
-        folder: For what it writes; exists.
+        folder: For what it writes, and for its temporary files.
         more: Further arguments for it.
+        environment: Variables for it, beside those of this process.
     """
     limit = member.seconds_max_quick if is_quick else member.seconds_max
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
     with (folder / "output.txt").open("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
-            member.command(is_quick, folder, more),
+            tied(member.command(is_quick, folder, more)),
             cwd=ROOT,
+            env={**os.environ, **environment, "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -253,7 +146,7 @@ def run_member(member: Member, is_quick: bool, folder: Path, more: Sequence[str]
             except (OSError, ValueError, KeyError, TypeError) as error:
                 reason = f"its report cannot be read: {error!r}"
         output.seek(0)
-        return Failure(member.name, reason, "".join(output.readlines()[-OUTPUT_LINES_KEPT:]))
+        return Failure(member.name, reason + lack_of_space(folder), "".join(output.readlines()[-OUTPUT_LINES_KEPT:]))
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -269,25 +162,31 @@ def run_members(
     folder: Path,
     more: Mapping[str, Sequence[str]],
     told: Callable[[Member, Section | Failure | None], None],
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Runs members one after the other and adds what comes of them to the results.
 
     Args:
         members: Which, in order.
         results: Grow.
-        folder: For what the members write.
+        folder: For what the members write; a member's part is removed when it has ended.
         more: Further arguments by member's name.
         told: Hears before each member (None) and after it.
+        environment: Variables for the members.
     """
     for member in members:
         told(member, None)
         own = folder / member.name
-        own.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
-        outcome = run_member(member, results.is_quick, own, more.get(member.name, ()))
+        outcome: Section | Failure
+        try:
+            outcome = run_member(member, results.is_quick, own, more.get(member.name, ()), environment or {})
+        except OSError as error:
+            outcome = Failure(member.name, f"it could not be run: {error}{lack_of_space(folder)}", "")
+        shutil.rmtree(own, ignore_errors=True)
         results.seconds[member.name] = round(time.monotonic() - started, 1)
         if isinstance(outcome, Failure):
             results.failures.append(outcome)
         else:
-            results.sections.append(outcome)
+            results.add(outcome)
         told(member, outcome)

@@ -29,6 +29,8 @@ from typing import Any, Final, Literal, Self
 
 import psutil
 
+from benchmarks.places import lack_of_space
+from benchmarks.tied import tied
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.config import RunConfig
 from decoupled_diloco.run_file import run_config
@@ -93,14 +95,14 @@ class Usage:
 
 
 class SyncerProcess:
-    """A syncer in a process of its own, on free ports, with its files in a folder that goes with it.
+    """A syncer in a process of its own that does not outlive this one, on free ports, its files in a folder.
 
     Args:
         values: of the run file, by section.
         store: "durable" is the program as shipped; "memory" the same program with a store in memory.
         settings: flags of the syncer, for example {"base-interval-commits": 1}.
         environment: variables of the process; default: those of this one.
-        folder: where its files lie; default: a temporary one.
+        folder: where its files lie; default: a temporary one, which goes with it.
 
     Attributes:
         config: the run's.
@@ -139,32 +141,45 @@ class SyncerProcess:
                 text = value if isinstance(value, str) else json.dumps(value)
                 self._command += ["--set", f"{section}.{name}={text}"]
         self._environment = dict(environment) if environment is not None else None
+        self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        log_path = self.folder / "log.jsonl"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
-            self._child = subprocess.Popen(self._command, cwd=ROOT, stderr=log, env=self._environment)
-        self.process = psutil.Process(self._child.pid)
-        deadline = time.monotonic() + START_SECONDS
         try:
-            while not self.address:
-                for entry in self.log("syncer_ready"):
-                    self.address, self.page = entry["learners"], entry["page"]
-                if self._child.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the syncer did not start; its log:\n{log_path.read_text()}")
-                time.sleep(0.02)
+            self._start()
         except BaseException:
             self._end()
             raise
         return self
 
+    def _start(self) -> None:
+        """Starts it and waits until it is ready.
+
+        Raises:
+            RuntimeError: it does not become ready; with its log.
+        """
+        log_path = self.folder / "log.jsonl"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if lack := lack_of_space(self.folder):
+            raise RuntimeError(f"the syncer was not started{lack}")
+        with log_path.open("wb") as log:
+            self._child = subprocess.Popen(tied(self._command), cwd=ROOT, stderr=log, env=self._environment)
+        self.process = psutil.Process(self._child.pid)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.address:
+            for entry in self.log("syncer_ready"):
+                self.address, self.page = entry["learners"], entry["page"]
+            if self._child.poll() is not None or time.monotonic() > deadline:
+                lack = lack_of_space(self.folder)
+                raise RuntimeError(f"the syncer did not start{lack}; its log:\n{log_path.read_text()}")
+            time.sleep(0.02)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()
 
     def _end(self) -> None:
-        self._child.kill()
-        self._child.wait()
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
         if self._temporary is not None:
             self._temporary.cleanup()
 

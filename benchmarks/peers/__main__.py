@@ -10,11 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.figures import Figure, Section, Target, machine, of_repetitions, report
+from benchmarks.figures import Figure, Section, Target, machine, of_repetitions, reported, result_path
 from benchmarks.peers.pairs import Pair, PairError, Trip
 from benchmarks.peers.ways import Way, chosen
 
@@ -183,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help=f"{PAYLOAD_MIB_QUICK} MiB and fewer repetitions")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
+    parser.add_argument("--json", type=result_path, metavar="PATH", help="also write the figures there")
     parser.add_argument("--peers", default="", metavar="A,B", help="add slow peers: flower, hivemind, nvflare")
     parser.add_argument("--mib", type=int, default=0, help="size of the payload")
     options = parser.parse_args(arguments)
@@ -192,8 +191,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     before = machine()
-    report(measure(options.quick, options.peers, options.mib), before, options.json)
-    return 0
+    return reported(lambda: measure(options.quick, options.peers, options.mib), before, options.json, options.quick)
 
 
 if __name__ == "__main__":

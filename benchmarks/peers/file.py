@@ -9,8 +9,7 @@ from pathlib import Path
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.peers.loopback import Line, Vector, accept, dial, listen
-
-SHARED_MEMORY = Path("/dev/shm")
+from benchmarks.places import shared_memory
 
 
 class _End:
@@ -50,8 +49,9 @@ class Near(_End):
 
     def __init__(self, address: str, count: int) -> None:
         self.line = Line(dial(address))
-        is_enough = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 3 * 4 * count
-        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-", dir=SHARED_MEMORY if is_enough else None)
+        memory = shared_memory()
+        is_enough = memory.is_dir() and shutil.disk_usage(memory).free > 3 * 4 * count
+        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-", dir=memory if is_enough else None)
 
     def round_trip(self, payload: Vector) -> Vector:
         """One file there and back."""

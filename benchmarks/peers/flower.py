@@ -19,6 +19,7 @@ import psutil
 
 from benchmarks.peers.loopback import LOOPBACK, WAIT_SECONDS, Line, Vector, accept, listen
 from benchmarks.peers.usage import resident_bytes
+from benchmarks.tied import tied
 
 APP = Path(__file__).parent / "flower_app"
 POLL_SECONDS = 0.05
@@ -103,7 +104,8 @@ class Near:
 
     def _start(self, programs: Path, command: list[str]) -> subprocess.Popen[bytes]:
         program, *arguments = command
-        return subprocess.Popen([str(programs / program), *arguments], env=self._environment, stdin=subprocess.DEVNULL)
+        started = tied([str(programs / program), *arguments])
+        return subprocess.Popen(started, env=self._environment, stdin=subprocess.DEVNULL)
 
     def _submit(self, programs: Path, run_config: str) -> None:
         """Runs the app once the SuperLink takes it.

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from benchmarks.peers.ways import ROOT, Way
+from benchmarks.tied import tied
 
 READY_SECONDS: Final = 120.0
 """An end that is not ready after this long has failed."""
@@ -50,7 +51,7 @@ class _End:
         command = [str(way.python), "-m", "benchmarks.peers.end", way.module, role, "--bytes", str(byte_count)]
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in `close`)
         self.process = subprocess.Popen(
-            [*command, *(["--address", address] if address else [])],
+            tied([*command, *(["--address", address] if address else [])]),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,45 +1,17 @@
 import importlib.util
 import json
-import signal
-import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 
 from benchmarks import __main__ as program
 from benchmarks import markdown, older, pictures, suite
-from benchmarks.figures import Figure, Section, Target, of_repetitions
-from benchmarks.suite import MEMBERS, Failure, Member, Results, run_members
-
-SECTION = Section(
-    "good",
-    "A good one",
-    "Three repetitions.",
-    (
-        of_repetitions("speed | best", [1.0, 3.0, 2.0], "GB/s", Target("at least", 1.5), "of three"),
-        Figure("lag", 30.0, "ms", Target("at most", 20.0)),
-        Figure("count", 7.0, "rounds"),
-    ),
-    {"tables": [{"title": "Side by side", "columns": ["way", "GB/s"], "rows": [["ours", 1.5], ["theirs", None]]}]},
-)
-GOOD_MEMBER = f"""
-import argparse, json, sys
-sys.path.insert(0, {str(suite.ROOT)!r})
-from benchmarks.figures import Section, run
-section = Section.from_json(json.loads({json.dumps(json.dumps(SECTION.to_json()))}))
-sys.exit(run(lambda quick: section, None))
-"""
-
-
-class FakeMember(Member):
-    """A member whose module is a program given as text."""
-
-    def command(self, is_quick, folder, more=()):
-        return [sys.executable, "-c", self.arguments[0], *super().command(is_quick, folder, more)[3:]]
-
-
-def member(name, text, **settings):
-    return FakeMember(name, "a test", arguments=(text,), **settings)
+from benchmarks.figures import Figure, Section, Target, table_of
+from benchmarks.record import Failure, Results
+from benchmarks.suite import MEMBERS, run_members
+from tests.unit.benchmark_members import GOOD, SECTION, member, results_of
 
 
 @pytest.fixture
@@ -56,7 +28,7 @@ def run(tmp_path):
 
 def test_a_member_that_fails_is_shown_and_the_rest_goes_on(run):
     failing = member("bad", "print('so far so good'); raise SystemExit('the disk is full')")
-    results, heard = run(failing, member("good", GOOD_MEMBER))
+    results, heard = run(failing, member("good", GOOD))
     assert results.sections == [SECTION]
     (failure,) = results.failures
     assert failure.name == "bad"
@@ -72,34 +44,13 @@ def test_a_member_that_does_not_end_is_ended(run):
     assert "after 0.5 seconds" in results.failures[0].reason
 
 
-def test_an_interrupted_suite_ends_its_member_and_keeps_what_it_has(tmp_path, monkeypatch):
-    pid_path = tmp_path / "pid"
-    endless = f"""
-import os, pathlib, signal, threading
-pathlib.Path({str(pid_path)!r}).write_text(str(os.getpid()))
-os.kill(os.getppid(), signal.SIGTERM)
-threading.Event().wait()
-"""
-    members = [member("good", GOOD_MEMBER), member("endless", endless)]
-    monkeypatch.setattr(program, "chosen", lambda only, is_quick: members)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert program.main(["--quick", "--output", str(tmp_path / "results")]) == 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    found = Results.from_json(json.loads((tmp_path / "results" / "latest.json").read_text()))
-    assert [section.name for section in found.sections] == ["good"]
-    assert "interrupted" in found.failures[0].reason
-    assert not Path(f"/proc/{pid_path.read_text()}").exists()
-
-
 def test_a_member_without_a_report_has_failed(run):
     results, _ = run(member("silent", "print('nothing')"))
     assert "its report cannot be read" in results.failures[0].reason
 
 
 def test_results_come_back_from_json():
-    results = Results(is_quick=False, sections=[SECTION], seconds={"good": 1.5, "bad": 2.0})
+    results = results_of(SECTION, seconds={"good": 1.5, "bad": 2.0})
     results.failures.append(Failure("bad", "it ended with status 1", "lines"))
     results.left_out.append("slow")
     data = json.loads(json.dumps(results.to_json()))
@@ -111,7 +62,7 @@ def test_results_come_back_from_json():
 
 
 def test_the_page_says_what_was_missed_and_what_came_to_nothing():
-    results = Results(is_quick=True, sections=[SECTION], failures=[Failure("bad", "status 1", "its last words")])
+    results = results_of(SECTION, failures=[Failure("bad", "status 1", "its last words")])
     page = markdown.page(results, {"good": ["speed.png"], "": ["targets.png"]})
     assert "Targets met: 1, missed: 1." in page
     assert "| good | lag | 30.0 ms | at most 20 |" in page
@@ -121,15 +72,61 @@ def test_the_page_says_what_was_missed_and_what_came_to_nothing():
     assert "![A good one](speed.png)" in page
     assert "![all targets](targets.png)" in page
     assert "| ours | 1.50 |" in page
-    assert "quick run" in page
+    assert "full run" in page
+
+
+def test_a_quick_run_is_not_held_against_the_targets(tmp_path, monkeypatch):
+    results = results_of(SECTION, is_quick=True)
+    page = markdown.page(results, {})
+    assert "targets are those of a full run, and for orientation only" in page
+    assert "| figure | value | range | target of a full run |  |" in page
+    assert "missed" not in page
+    assert (results.missed, results.met_count) == ([], 0)
+    assert [figure["is_met"] for figure in results.to_json()["sections"][0]["figures"]] == [None] * 3
+    for is_quick, marks in ((True, ["", "", ""]), (False, ["[green]met[/]", "[red]missed[/]", ""])):
+        table = table_of(SECTION.figures, is_quick)
+        assert list(table.columns[4].cells) == marks
+        assert table.columns[3].header == ("target of a full run" if is_quick else "target")
+        colours = {to_hex(bar.get_facecolor()) for bar in pictures.targets([SECTION], is_quick).axes[0].patches}
+        assert colours == ({pictures.OURS} if is_quick else {pictures.GOOD, pictures.BAD})
+    saved = []
+    monkeypatch.setattr(pictures.Canvas, "savefig", lambda canvas, *_, **__: saved.append(canvas.get_suptitle()))
+    for is_quick in (True, False):
+        pictures.draw([SECTION], tmp_path, is_quick)
+    assert saved == [pictures.QUICK_TITLE, ""]
 
 
 def test_everything_is_written_with_an_overview_of_the_targets(tmp_path):
-    results = Results(is_quick=True, sections=[SECTION])
-    (tmp_path / "old.png").write_bytes(b"of an earlier run")
+    results = results_of(SECTION)
+    (tmp_path / "wire.png").write_bytes(b"of an earlier run")
+    (tmp_path / "holiday.png").write_bytes(b"not ours")
     program.write(results, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "latest.md", "targets.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "holiday.png",
+        "latest.json",
+        "latest.md",
+        "targets.png",
+    ]
     assert Results.from_json(json.loads((tmp_path / "latest.json").read_text())) == results
+
+
+@pytest.mark.parametrize("value", [1.0, 280.0, 345.0, 359.0, 360.0, 400.0])
+def test_no_label_lies_on_the_line_of_its_target(value):
+    figures = [
+        Figure("peak", value, "MiB", Target("at most", 360.0), high=1.01 * value),
+        Figure("kept", 300.0, "MiB"),
+        Figure("a small one", 8.0, "MiB", Target("at most", 8.1)),
+    ]
+    canvas = pictures.bars("MiB", "MiB")(Section("memory", "", "", tuple(figures)))
+    renderer = FigureCanvasAgg(canvas).get_renderer()
+    canvas.draw(renderer)
+    (axes,) = canvas.axes
+    targets = [line.get_window_extent(renderer) for line in axes.lines if line.get_linestyle() == ":"]
+    assert len(targets) == 2
+    for text in axes.texts:
+        box = text.get_window_extent(renderer)
+        for line in targets:
+            assert not (box.y0 < line.y1 and line.y0 < box.y1 and box.x0 < line.x1 and line.x0 < box.x1)
 
 
 def test_figures_of_a_unit_become_bars_and_stages_a_stack():
@@ -157,8 +154,8 @@ def test_how_a_figure_stands_to_its_target():
 
 
 def test_members_are_chosen_by_name():
-    assert [item.name for item in program.chosen("durability", False)] == ["durability"]
-    assert "start" not in {item.name for item in program.chosen("", True)}
+    assert [item.name for item in program.chosen("durability, durability", False)] == ["durability"]
+    assert "start" not in {item.name for item in program.chosen(None, True)}
     assert [item.name for item in program.chosen("start", True)] == ["start"]
     with pytest.raises(ValueError, match="--only wrie: there is no such benchmark; there are peers"):
         program.chosen("wrie,start", False)
@@ -168,6 +165,8 @@ def test_members_are_chosen_by_name():
     ("arguments", "said"),
     [
         (["--only", "wrie"], "--only wrie: there is no such benchmark"),
+        (["--only", ""], "--only '': a name is empty; there are peers"),
+        (["--only", "wire,"], "--only 'wire,': a name is empty"),
         (["--peers", "horovod"], "--peers horovod: there is no such peer by request"),
         (["--only", "start", "--peers", "flower"], "--only leaves out the benchmark 'peers'"),
     ],
