@@ -142,6 +142,9 @@ async def _write(context: Any, message: ppb.DownloadOptimizerStateResponse | byt
 
 
 async def _refuse(context: Any, failure: Exception, learner: str) -> NoReturn:
+    if status.connection_broke(failure):
+        log.debug("call_ended", call="DownloadOptimizerState", learner=learner, reason=status.CONNECTION_BROKE)
+        await status.abort(context, failure)
     error = status.error_of(failure)
     if error.reason is Reason.INTERNAL:
         log.error("call_failed", call="DownloadOptimizerState", learner=learner, exc_info=failure)

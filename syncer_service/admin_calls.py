@@ -50,6 +50,9 @@ def page(items: Sequence[ItemT], start: int, size: int) -> tuple[Sequence[ItemT]
 
 async def refuse(context: Context, failure: Exception, call: str) -> NoReturn:
     """Ends a call with what failed; only a fault of the program is logged with its traceback."""
+    if status.connection_broke(failure):
+        log.debug("call_ended", call=call, reason=status.CONNECTION_BROKE)
+        await status.abort(context, failure)
     error = status.error_of(failure)
     if error is failure and error.reason is Reason.INTERNAL:
         log.error("call_failed", call=call, reason=error.text)

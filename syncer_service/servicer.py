@@ -296,6 +296,9 @@ class SyncerServicer(SyncerServiceServicer):
     # --- errors ---
 
     async def _refuse(self, context: Context, failure: Exception, call: str, learner: str = "") -> NoReturn:
+        if status.connection_broke(failure):
+            log.debug("call_ended", call=call, learner=learner, reason=status.CONNECTION_BROKE)
+            await status.abort(context, failure)
         error = status.error_of(failure)
         if error.reason is Reason.INTERNAL:
             log.error("call_failed", call=call, learner=learner, exc_info=failure)

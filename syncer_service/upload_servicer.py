@@ -196,10 +196,11 @@ async def _verify(serving: Serving, slot: UploadSlot, stream: UploadStream) -> F
     found = await carried_out(serving.executors.bulk, lambda: examine(upload, fragment.segments))
     if not serving.uploads.owns(slot, stream):
         raise BrokenStreamError(stream.stop_reason or REPLACED)
-    # Before the machine is asked: it may start the merge in the same breath as it accepts.
-    slot.complete, slot.squares = True, found.squares
-    fate = await serving.driver.request(
-        lambda token: ev.ContributionReceived(
+
+    def received(token: int) -> ev.ContributionReceived:
+        # Made when it is sure that the machine will hear it. Not later: it may start the merge as it accepts.
+        slot.complete, slot.squares = True, found.squares
+        return ev.ContributionReceived(
             token,
             header.learner,
             header.incarnation,
@@ -207,20 +208,24 @@ async def _verify(serving: Serving, slot: UploadSlot, stream: UploadStream) -> F
             found.problem is None,
             found.norm,
             found.problem or "",
-        ),
-        Fate,
-    )
+        )
+
+    fate = await serving.driver.request(received, Fate)
     if fate is not Fate.ACCEPTED:
         serving.uploads.discard(slot, fate.value)
     return fate
 
 
 def _failed(serving: Serving, slot: UploadSlot, stream: UploadStream, fate: Fate, reason: str) -> None:
-    """Tells the machine that the slot's own stream broke; what it has received stays for the next one."""
+    """Tells the machine that the slot's own stream broke; what it has received stays for the next one.
+
+    One of which the machine has heard that it is whole needs its stream no more: who sends it again is told its fate.
+    """
     header = slot.header
+    if slot.complete:
+        return
     if stream.stop_reason is not None and not serving.uploads.owns(slot, stream):
         return  # the machine, or a newer stream, ended it
-    slot.complete = False
     serving.driver.report(ev.ContributionFailed(header.learner, header.incarnation, header.round, fate, reason))
 
 
@@ -229,8 +234,8 @@ async def _answer(context: Context, fate: Fate) -> None:
 
 
 def _words(error: BaseException) -> str:
-    if isinstance(error, asyncio.CancelledError):
-        return "the connection broke"
+    if isinstance(error, asyncio.CancelledError) or status.connection_broke(error):
+        return status.CONNECTION_BROKE
     return status.error_of(error).text
 
 

@@ -7,11 +7,13 @@ gRPC takes 8 KiB, so all text is cut to fit.
 
 from __future__ import annotations
 
+import asyncio
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Final, NoReturn, Protocol, cast
 
 import grpc
+import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
@@ -30,6 +32,9 @@ MESSAGE_BYTES_MAX: Final = 1500
 """Longest message in its percent-encoded form."""
 METADATA_BYTES_MAX: Final = 2500
 """Most bytes of all metadata names and values together."""
+CONNECTION_BROKE: Final = "the connection broke"
+"""Why a call ended that its caller, or the network, has cut off."""
+
 RETRY_SECONDS_DEFAULT: Final = 1.0
 """What a caller that met a limit is told, where the error itself does not say."""
 
@@ -93,6 +98,15 @@ def error_of(failure: BaseException | Refusal) -> PeerError:
     return PeerError(Reason.INTERNAL, f"{type(failure).__name__}; the log of the called process has the story")
 
 
+def connection_broke(failure: BaseException) -> bool:
+    """Whether a call failed because there is nobody at the other end any more, or its server has stopped.
+
+    gRPC cancels the handler of such a call; should the handler be reading or writing just then, that fails first.
+    """
+    stopped = isinstance(failure, grpc.aio.BaseError)
+    return stopped and not isinstance(failure, grpc.aio.UsageError | grpc.aio.AbortError)
+
+
 def to_status(error: PeerError) -> status_pb2.Status:
     """The google.rpc.Status of a refusal."""
     message = _cut(error.text, MESSAGE_BYTES_MAX)
@@ -113,11 +127,20 @@ def to_status(error: PeerError) -> status_pb2.Status:
 
 
 async def abort(context: AsyncContext, failure: BaseException | Refusal) -> NoReturn:
-    """Ends a call of an asyncio servicer with the status of a failure."""
+    """Ends a call of an asyncio servicer with the status of a failure.
+
+    Raises:
+        CancelledError: There is nobody to tell; so does gRPC end the handler of a call whose caller is gone.
+    """
+    if not isinstance(failure, Refusal) and connection_broke(failure):
+        raise asyncio.CancelledError(CONNECTION_BROKE) from failure
     error = error_of(failure)
     status = to_status(error)
     trailing = ((DETAILS_KEY, status.SerializeToString()),)
-    await context.abort(CODES[error.reason], status.message, trailing)
+    try:
+        await context.abort(CODES[error.reason], status.message, trailing)
+    except grpc.aio.InternalError as broken:
+        raise asyncio.CancelledError(CONNECTION_BROKE) from broken
 
 
 def from_status(status: status_pb2.Status) -> PeerError | None:

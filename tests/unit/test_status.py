@@ -3,13 +3,15 @@ metadata."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
+from grpc._cython.cygrpc import ExecuteBatchError
 
 from decoupled_diloco.core.effects import Refusal
 from decoupled_diloco.core.errors import KINDS, Blame, PeerError, Reason, Recourse, UnreachableError
@@ -170,6 +172,29 @@ async def test_a_call_that_the_other_end_does_not_know_is_a_refusal(channel: grp
     error = await refusal_of(channel, "/t/unheard-of")
     assert isinstance(error, PeerError)
     assert error.reason is Reason.UNIMPLEMENTED
+
+
+class _DeadCall:
+    """The context of a call whose caller is gone."""
+
+    abort_count = 0
+
+    async def abort(self, *_: object) -> NoReturn:
+        self.abort_count += 1
+        raise ExecuteBatchError("Failed grpc_call_start_batch")
+
+
+async def test_nobody_is_told_why_a_call_ended_whose_connection_broke() -> None:
+    call, broken = _DeadCall(), ExecuteBatchError("Failed execute_batch")
+    assert status.connection_broke(broken)
+    assert not status.connection_broke(grpc.aio.UsageError())
+    assert not status.connection_broke(PeerError(Reason.INTERNAL, ""))
+    with pytest.raises(asyncio.CancelledError, match="the connection broke"):
+        await status.abort(call, broken)
+    assert call.abort_count == 0
+    with pytest.raises(asyncio.CancelledError, match="the connection broke"):
+        await status.abort(call, PeerError(Reason.TRANSFER_IDLE, "no bytes came"))
+    assert call.abort_count == 1
 
 
 async def test_no_answer_is_unreachable_and_not_a_refusal() -> None:
