@@ -15,6 +15,7 @@ from decoupled_diloco.core.policy import Policy
 from simulator import bandwidth
 from simulator.bandwidth import Need, Plan
 from simulator.capacity import (
+    PROGRAM_BYTES,
     RATE_GBYTES_PER_SECOND_MAX,
     RATE_GBYTES_PER_SECOND_MIN,
     RATE_OPTIONS,
@@ -24,7 +25,9 @@ from simulator.capacity import (
     ResultsError,
     contribution_bytes,
     known_rates,
+    memory_parts,
     resident_bytes,
+    rounds_in_flight,
     sustained,
 )
 
@@ -171,8 +174,10 @@ def report_of(options: argparse.Namespace) -> dict[str, Any]:
     }
     count = plan.parameter_count
     report["syncer_memory"] = {
-        "bytes": resident_bytes(plan) * count,
+        "bytes": PROGRAM_BYTES + resident_bytes(plan) * count,
         "contribution_bytes": contribution_bytes(plan) * count,
+        "parts": {name: value * count for name, value in memory_parts(plan).items()} | {"program": PROGRAM_BYTES},
+        "rounds_in_flight": rounds_in_flight(plan),
     }
     if options.link_gbit is not None:
         link = options.link_gbit * 1e9
@@ -256,9 +261,12 @@ def lines_of(report: dict[str, Any]) -> list[str]:
     return [*lines, "", *FORMULAS.splitlines()]
 
 
-def _memory_lines(memory: dict[str, float]) -> list[str]:
-    whole, contributions = memory["bytes"] / 1024**3, memory["contribution_bytes"] / 1024**3
-    lines = [f"The syncer holds about {whole:,.1f} GiB, {contributions:,.1f} GiB of it contributions."]
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
+    parts = ", ".join(f"{name} {size / 1024**3:,.2f}" for name, size in memory["parts"].items())
+    lines = [
+        f"The syncer holds up to {memory['bytes'] / 1024**3:,.2f} GiB: {parts}.",
+        f"That is with {memory['rounds_in_flight']} rounds in flight; syncs that take longer than tau steps need more.",
+    ]
     if memory["contribution_bytes"] > UPLOAD_BUFFER_BYTES:
         default = f"{UPLOAD_BUFFER_BYTES >> 30} GiB"
         lines.append(

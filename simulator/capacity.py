@@ -23,6 +23,8 @@ BASE_INTERVAL_COMMITS: Final = 8
 """Commits of a fragment from one whole payload on the disk to the next: default of `syncer.base_interval_commits`."""
 UPLOAD_BUFFER_BYTES: Final = 8 * 1024**3
 """Memory for contributions: default of `syncer.upload_buffer_bytes_max`."""
+PROGRAM_BYTES: Final = 250 * 1024**2
+"""Memory of a syncer without a model: interpreter, libraries, gRPC with what it reads ahead, compiled loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +104,42 @@ def sustained(plan: Plan, rates: Rates) -> Sustained:
         overlap: max(0.0, window) * plan.fragment_count / seconds,
     }
     if rates.memory_bytes is not None:
-        limits["memory is the limit"] = rates.memory_bytes / resident_bytes(plan)
+        limits["memory is the limit"] = max(0.0, rates.memory_bytes - PROGRAM_BYTES) / resident_bytes(plan)
     limit = min(limits, key=lambda name: limits[name])
     return Sustained(limits[limit], limit, parts)
 
 
 def resident_bytes(plan: Plan) -> float:
-    """Memory of a syncer per parameter of the model, without the program's own (`syncer_service/buffers.py`).
+    """Memory of a syncer per parameter of the model, at most, without `PROGRAM_BYTES`."""
+    return sum(memory_parts(plan).values())
 
-    The state; the newest step of every fragment, where downloads are not exact; contributions; and of the fragment that
-    is merged its delta, its next step, and what of the next state does not fit where its contributions lay.
+
+def memory_parts(plan: Plan) -> dict[str, float]:
+    """What a syncer holds, in bytes per parameter of the model; the formula of `syncer_service/buffers.py`.
+
+    At most, that is with all rounds in flight at their largest at once: the state; the newest step of every fragment,
+    where downloads are not exact; and of every round in flight its contributions, and of its results the delta, the
+    next step, and what of the next state does not fit where its contributions lay.
     """
     state, delta = STATE_VECTORS * FLOAT32_BYTES, FLOAT32_BYTES
     step = plan.download_bits / 8 if plan.download_bits < 8 * FLOAT32_BYTES else 0.0
     results = delta + step + max(0.0, state - plan.learner_count * plan.upload_bits / 8)
-    return state + step + contribution_bytes(plan) + results / plan.fragment_count
+    return {
+        "state": state,
+        "published steps": step,
+        "contributions": contribution_bytes(plan),
+        "merges": rounds_in_flight(plan) * results / plan.fragment_count,
+    }
 
 
 def contribution_bytes(plan: Plan) -> float:
     """Memory of the contributions to all rounds in flight, per parameter of the model."""
-    policy = Policy(plan.fragment_count, plan.interval_steps, plan.overlap_steps)
-    in_flight = policy.rounds_in_flight_max(None, None)
-    return in_flight * plan.learner_count * plan.upload_bits / 8 / plan.fragment_count
+    return rounds_in_flight(plan) * plan.learner_count * plan.upload_bits / 8 / plan.fragment_count
+
+
+def rounds_in_flight(plan: Plan) -> int:
+    """Rounds under way at a time, at most, where syncs take no longer than tau steps."""
+    return Policy(plan.fragment_count, plan.interval_steps, plan.overlap_steps).rounds_in_flight_max(None, None)
 
 
 # --- where rates come from ---

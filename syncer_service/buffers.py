@@ -6,12 +6,13 @@ float32 in float32's place, and two of bf16 in the place of one. What a syncer n
     12 N                    theta, momentum and residual of N parameters
     + 2 N                   the newest step of every fragment in bf16; none where downloads are float32
     + C b                   C contributions in flight, of b bytes each (4 n in float32, 2 n in bf16, for n parameters)
-    + 6 n                   the merged delta, and the step that is about to be published
-    + 12 n - M b, or 0      the new theta, momentum and residual beyond what their M contributions give back
+    + F 6 n                 of each of F rounds in flight the merged delta, and the step that is about to be published
+    + F (12 n - M b), or 0  their new theta, momentum and residual beyond what their M contributions give back
     + 250 MiB               the program: interpreter, gRPC with what it reads ahead, compiled loops
 
 A contribution is in flight from its header until its round is merged; every round under way has up to one of each
-learner. `python -m benchmarks.memory` measures one round of one fragment, in which n is N.
+learner. All of that at its largest at once is the most. `python -m benchmarks.memory` measures one round of one
+fragment, in which n is N.
 """
 
 from __future__ import annotations

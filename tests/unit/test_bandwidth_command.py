@@ -58,11 +58,21 @@ def test_what_no_bandwidth_hides_is_said(capsys):
 
 
 def test_the_memory_of_the_syncer_is_told_and_what_to_raise(capsys):
-    # 12 bytes of state, 3 rounds x 8 learners x 2 bytes / 24 fragments, 8 / 24 spare: 14 1/3 bytes per parameter.
+    # 3 rounds in flight of 24 fragments: contributions of 3 x 8 learners x 2 bytes / 24, results of 3 x (4 + 2) / 24.
     out = printed(capsys)
-    assert f"holds about {12e9 * (16 + 1 / 4) / 2**30:.1f} GiB, {24e9 / 2**30:.1f} GiB of it contributions" in out
+    assert f"holds up to {12e9 * 16.75 / 2**30 + 250 / 1024:.2f} GiB: state {12e9 * 12 / 2**30:.2f}, " in out
+    assert f"contributions {24e9 / 2**30:.2f}, merges {9e9 / 2**30:.2f}, program 0.24." in out
+    assert "That is with 3 rounds in flight" in out
+    memory = json.loads(printed(capsys, "--json"))["syncer_memory"]
+    assert memory["bytes"] == pytest.approx(sum(memory["parts"].values()))
     assert "syncer.upload_buffer_bytes_max, 8 GiB: raise it" in out
     assert "upload_buffer_bytes_max" not in printed(capsys, "--params", "1e9")
+
+
+def test_the_memory_of_a_lone_learner_s_syncer_is_not_below_what_was_measured(capsys):
+    more = ("--params", "134217728", "--learners", "1", "--fragments", "2", "--interval", "8", "--overlap", "2")
+    # Resident memory at its peak in rounds of both fragments at once.
+    assert json.loads(printed(capsys, *more, "--json"))["syncer_memory"]["bytes"] > 3.64 * 2**30
 
 
 def test_a_link_is_answered_with_what_would_fit(capsys):

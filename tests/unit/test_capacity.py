@@ -3,12 +3,18 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from decoupled_diloco.arrays.encoding import Encoded, encoding_named
+from decoupled_diloco.arrays.fragments import Segment
+from decoupled_diloco.arrays.outer import FragmentState
 from simulator.bandwidth import Plan
 from simulator.capacity import (
     BASE_INTERVAL_COMMITS,
+    PROGRAM_BYTES,
     RATE_FIGURES,
+    STATE_VECTORS,
     UPLOAD_BUFFER_BYTES,
     MissingRatesError,
     Rates,
@@ -16,11 +22,14 @@ from simulator.capacity import (
     commit_bytes,
     contribution_bytes,
     known_rates,
+    memory_parts,
     merge_bytes,
     resident_bytes,
     sustained,
 )
+from syncer_service import buffers
 from syncer_service.config import SyncerSettings
+from syncer_service.merger import MergeInput, merge_round
 
 PLAN = Plan(1.0, 4, fragment_count=8, interval_steps=24, overlap_steps=6, step_seconds=0.5)
 FAST = Rates(1e9, 1e9, 1e9, 1e9)
@@ -61,13 +70,48 @@ def test_a_short_overlap_is_named_as_the_limit():
     assert none.parameter_count == 0.0
 
 
+def test_the_syncer_s_memory_is_the_sum_of_its_parts():
+    # M = 4, bf16, P = 8 and 3 rounds in flight: 3 x (delta 4 + step 2 + state 12 less 8 of contributions) / 8.
+    assert memory_parts(PLAN) == {"state": 12, "published steps": 2, "contributions": 3, "merges": 3 * 10 / 8}
+    exact = replace(PLAN, upload_bits=32.0, download_bits=32.0)
+    assert memory_parts(exact) == {"state": 12, "published steps": 0, "contributions": 6, "merges": 3 * 4 / 8}
+    alone = replace(PLAN, learner_count=1, fragment_count=2, interval_steps=8, overlap_steps=2)
+    assert memory_parts(alone) == {"state": 12, "published steps": 2, "contributions": 2, "merges": 2 * 16 / 2}
+
+
+def test_the_constants_of_memory_are_those_of_the_syncer():
+    """State, delta and step of a real merge, and the syncer's own account of its memory."""
+    size = 1 << 18
+    state = FragmentState(*np.zeros((STATE_VECTORS, size), np.float32))
+    upload = Encoded(encoding_named("bf16").encode(np.ones(size, np.float32)), "bf16", size)
+    result = merge_round(
+        state,
+        [MergeInput(upload, 1.0)],
+        [Segment(0, size, "avg")],
+        learning_rate=0.7,
+        momentum=0.9,
+        download_encoding="bf16",
+    )
+    parts = memory_parts(replace(PLAN, learner_count=1, fragment_count=1))
+    new_state = sum(vector.nbytes for vector in (result.state.theta, result.state.momentum, result.state.residual))
+    assert new_state / size == parts["state"]
+    assert result.delta_payload.nbytes / size == parts["published steps"]
+    assert len(upload.payload) / size == parts["contributions"]
+    assert (result.delta.nbytes + result.delta_payload.nbytes + new_state) / size == parts["merges"] + 2
+    assert f"+ {PROGRAM_BYTES >> 20} MiB" in buffers.__doc__
+
+
+def test_a_syncer_that_has_no_room_for_its_program_has_none_for_a_model():
+    assert sustained(PLAN, replace(FAST, memory_bytes=PROGRAM_BYTES / 2)).parameter_count == 0.0
+
+
 def test_memory_is_a_limit_where_it_is_given():
-    # F = 3 rounds in flight of 8 fragments: 12 + (3 * 4 * 2 + 2 * 4) / 8 bytes per parameter.
+    # F = 3 rounds in flight of 8 fragments, each of M = 4 contributions of 2 bytes and of results. The
     # 4 contributions of 2 bytes give back 8 of the 12 that the next state takes; delta and next step take 4 and 2.
-    assert resident_bytes(PLAN) == 12 + 2 + (3 * 8 + (12 - 8) + 4 + 2) / 8
-    assert resident_bytes(replace(PLAN, learner_count=8)) == 12 + 2 + (3 * 16 + 4 + 2) / 8
-    assert resident_bytes(replace(PLAN, download_bits=32)) == 12 + (3 * 8 + (12 - 8) + 4) / 8
-    found = sustained(PLAN, replace(FAST, memory_bytes=18.25e6))
+    assert resident_bytes(PLAN) == 12 + 2 + 3 * (8 + (12 - 8) + 4 + 2) / 8
+    assert resident_bytes(replace(PLAN, learner_count=8)) == 12 + 2 + 3 * (16 + 4 + 2) / 8
+    assert resident_bytes(replace(PLAN, download_bits=32)) == 12 + 3 * (8 + (12 - 8) + 4) / 8
+    found = sustained(PLAN, replace(FAST, memory_bytes=PROGRAM_BYTES + 20.75e6))
     assert (found.parameter_count, found.limit) == (pytest.approx(1e6), "memory is the limit")
 
 
