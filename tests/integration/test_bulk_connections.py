@@ -13,7 +13,7 @@ from benchmarks.syncer_rig import flat_schema
 from decoupled_diloco.arrays.digest import vector_digest
 from decoupled_diloco.core.ids import Fate, RunPhase
 from decoupled_diloco.runtime.ports import parse_address
-from decoupled_diloco.runtime.rate_limit import RateLimit
+from decoupled_diloco.runtime.rate_limit import BYTES_PER_SECOND_MAX, RateLimit
 from tests.integration.learner_threads import Trainee, figure, start_values, train
 from tests.integration.syncers import DEADLINES, config_of, machine_of, syncer
 
@@ -50,7 +50,8 @@ async def test_transfers_at_the_same_time_use_all_connections_and_bring_the_same
             assert connections_to(address) == 1 + connections
 
 
-async def test_a_learner_passes_its_limits_with_every_payload_byte(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("up", "down"), [(20_000_000, 30_000_000), (BYTES_PER_SECOND_MAX, BYTES_PER_SECOND_MAX - 1)])
+async def test_a_learner_passes_its_limits_with_every_payload_byte(tmp_path, monkeypatch, up, down):
     passed = Counter()
     original = RateLimit.passed
 
@@ -60,7 +61,6 @@ async def test_a_learner_passes_its_limits_with_every_payload_byte(tmp_path, mon
 
     monkeypatch.setattr(RateLimit, "passed", counted)
     config = config_of(run={"total_steps": 32})
-    up, down = 20_000_000, 30_000_000
     async with syncer(tmp_path, config) as running:
         trainee = Trainee("a", start_values(1), step_seconds=0.01)
         settings = {"upload_bytes_per_second_max": up, "download_bytes_per_second_max": down, "bulk_connections": 3}
