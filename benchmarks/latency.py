@@ -27,6 +27,7 @@ from benchmarks.decisions import measure_decisions
 from benchmarks.figures import Figure, Section, Target, run
 from benchmarks.instants import read
 from benchmarks.syncer_rig import SyncerProcess
+from benchmarks.tied import tied
 
 LEARNERS: Final = ("alpha", "beta", "gamma")
 STEP_SECONDS: Final = 0.1
@@ -176,7 +177,7 @@ def _learner(folder: Path, name: str, address: str) -> Iterator[None]:
     arguments = [str(folder / f"{name}.jsonl"), address, name, str(STEP_SECONDS), json.dumps(VALUES)]
     with (folder / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.instants", "learner", *arguments],
+            tied([sys.executable, "-m", "benchmarks.instants", "learner", *arguments]),
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             stderr=log,
         )

@@ -60,7 +60,7 @@ def draw(sections: Sequence[Section], folder: Path, is_quick: bool) -> dict[str,
 
 def _save(canvas: Canvas, path: Path, is_quick: bool) -> None:
     if is_quick:
-        canvas.suptitle(QUICK_TITLE, fontsize=9, y=1.0, va="bottom")
+        canvas.suptitle(QUICK_TITLE, fontsize=9, y=0.92, va="bottom")
     canvas.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.tied import tied
+
 SAMPLES_PER_SECOND: Final = 200
 
 WAITS: Final = frozenset({"wait", "select", "_worker", "get", "_recv", "accept", "_wait_for_tstate_lock"})
@@ -69,7 +71,7 @@ class Recording:
         options = {"--rate": SAMPLES_PER_SECOND, "--duration": round(seconds), "--format": "raw", "--output": path}
         command = [str(py_spy), "record", "--threads", "--nonblocking", "--pid", str(pid)]
         self._process = subprocess.Popen(
-            [*command, *(str(item) for pair in options.items() for item in pair)],
+            tied([*command, *(str(item) for pair in options.items() for item in pair)]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

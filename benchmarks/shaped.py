@@ -29,6 +29,7 @@ from benchmarks.shaped_link import (
     Entry,
 )
 from benchmarks.syncer_rig import ROOT
+from benchmarks.tied import tied
 from decoupled_diloco.arrays.encoding import ENCODINGS, Encoded, encoding_named
 
 VALUES: Final = 10 << 20
@@ -67,7 +68,7 @@ def measured(value_count: int, repetitions: int) -> Found:
     program = [sys.executable, "-m", "benchmarks.shaped_link", str(value_count), str(repetitions)]
     try:
         done = subprocess.run(
-            [*namespace_command(), *program],
+            [*namespace_command(), *tied(program)],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -168,8 +168,8 @@ class SyncerProcess:
         while not self.address:
             for entry in self.log("syncer_ready"):
                 self.address, self.page = entry["learners"], entry["page"]
-            if self._child.poll() is not None or time.monotonic() > deadline:
-                lack = lack_of_space(self.folder)
+            lack = lack_of_space(self.folder)  # its log would come to an end
+            if lack or self._child.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the syncer did not start{lack}; its log:\n{log_path.read_text()}")
             time.sleep(0.02)
 

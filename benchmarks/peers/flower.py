@@ -104,8 +104,9 @@ class Near:
 
     def _start(self, programs: Path, command: list[str]) -> subprocess.Popen[bytes]:
         program, *arguments = command
-        started = tied([str(programs / program), *arguments])
-        return subprocess.Popen(started, env=self._environment, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(
+            tied([str(programs / program), *arguments]), env=self._environment, stdin=subprocess.DEVNULL
+        )
 
     def _submit(self, programs: Path, run_config: str) -> None:
         """Runs the app once the SuperLink takes it.

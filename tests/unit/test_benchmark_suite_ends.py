@@ -1,5 +1,6 @@
 """What the benchmark suite leaves behind, however it ends."""
 
+import ast
 import contextlib
 import dataclasses
 import json
@@ -159,6 +160,16 @@ def test_a_tied_command_is_the_same_process_and_gets_what_it_is_given():
     command = tied(["true"])
     command[command.index(str(os.getpid()))] = "1"
     assert "the parent 1 has ended" in subprocess.run(command, capture_output=True, text=True).stderr
+
+
+def test_every_process_that_a_benchmark_leaves_running_is_tied_to_it():
+    started = []
+    for path in sorted((places.ROOT / "benchmarks").rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        popens = [call for call in calls if ast.unparse(call.func).endswith("Popen")]
+        started += [(path.name, ast.unparse(call.args[0])) for call in popens]
+    assert len(started) >= 8
+    assert [(name, command) for name, command in started if not command.startswith("tied(")] == []
 
 
 def test_signals_are_raised_within_and_as_before_after_it():
