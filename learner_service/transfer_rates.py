@@ -12,7 +12,7 @@ from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.config import RunConfig
 from decoupled_diloco.core.policy import Policy
 from decoupled_diloco.runtime.config import Finding
-from decoupled_diloco.runtime.rate_limit import PIECE_BYTES_MIN, bytes_per_second_min
+from decoupled_diloco.runtime.rate_limit import BYTES_PER_SECOND_MAX, PIECE_BYTES_MIN, bytes_per_second_min
 from decoupled_diloco.wire.stream import CHUNK_BYTES
 from learner_service.config import EvaluatorSettings, LearnerSettings
 from learner_service.downloader import DOWNLOADS_MAX
@@ -45,11 +45,12 @@ def evaluator_findings(run: RunConfig, settings: EvaluatorSettings) -> Iterator[
 def _too_low(what: str, rate: int, piece_bytes: int, streams: int, idle_seconds: float) -> Iterator[Finding]:
     lowest = bytes_per_second_min(piece_bytes, streams, idle_seconds)
     if rate < lowest:
+        higher = f"Make the limit {lowest} or more, or 0 for none" if lowest <= BYTES_PER_SECOND_MAX else "Make it 0"
         yield Finding(
             (f"{what}_bytes_per_second_max", "deadlines.upload_idle_seconds"),
-            f"too slow: up to {streams} streams take turns in pieces of {piece_bytes} bytes; one that moves nothing "
-            f"for {idle_seconds:g} s is given up by the other end. Make the limit {lowest} or more, or 0 for none, or "
-            "give streams longer (deadlines.upload_idle_seconds, in the run file)",
+            f"too slow: up to {streams} streams take turns in pieces of {piece_bytes} bytes; one that moves "
+            f"nothing for {idle_seconds:g} s is given up by the other end. {higher}, or give streams longer "
+            "(deadlines.upload_idle_seconds, in the run file)",
         )
 
 

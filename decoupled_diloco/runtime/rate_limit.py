@@ -12,8 +12,10 @@ holds the sender back by the flow control of the connection, but for what the tr
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final
 
 from decoupled_diloco.runtime.clock import Clock, MonotonicClock
@@ -162,6 +164,6 @@ def bytes_per_second_min(piece_bytes: int, stream_count: int, idle_seconds: floa
     Args:
         piece_bytes: size of a piece.
         stream_count: streams at a time, at most.
-        idle_seconds: how long nothing may move.
+        idle_seconds: how long nothing may move, > 0 and finite.
     """
-    return -int(-2 * stream_count * piece_bytes // idle_seconds)
+    return math.ceil(2 * stream_count * piece_bytes / Fraction(idle_seconds))  # a float may overflow

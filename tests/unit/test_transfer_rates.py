@@ -85,6 +85,16 @@ def test_other_values_are_refused_with_what_would_be_right(name: str, value: obj
     assert f"learner.{name} = {value} (test): must be {wanted}" in said
 
 
+@pytest.mark.parametrize(
+    ("count", "idle_seconds"), [(8, 5e-324), (8, 1e-300), (8, 1e-9), (10**15, 5.0), (10**300, 1e300), (10**400, 5.0)]
+)
+def test_a_limit_that_no_number_helps_is_to_be_left_away(count: int, idle_seconds: float) -> None:
+    sections = {"fragments": {"count": count}, "deadlines": {"upload_idle_seconds": idle_seconds}}
+    said = problems_of(LearnerDocument, learner={"upload_bytes_per_second_max": 10_000}, **sections)
+    assert "Make it 0, or give streams longer" in said or "Make the limit 32768 or more" in said
+    assert "deadlines.upload_idle_seconds" in said
+
+
 def test_an_evaluator_s_limit_is_bounded_likewise() -> None:
     said = problems_of(EvaluatorDocument, evaluator={"download_bytes_per_second_max": 10**18})
     assert (
