@@ -1,16 +1,15 @@
 """Published versions as payloads: encoded once, with checksums and digest, and served to all who ask.
 
-A holder of exactly the version before gets the step as a delta, everybody else float32. The cut payload of a version
-that was replaced goes as soon as nobody reads it any more. The delta of a version is cut while the version is being
+A holder of exactly the version before gets the step as a delta, everybody else float32. Who reads a version keeps the
+payload that it reads, and nothing else of the version: momentum and residual go with the version's replacement, the
+payload when nobody reads it any more (`readings` bounds that). The delta of a version is cut while the version is being
 made durable; nobody can have it before that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +17,7 @@ from decoupled_diloco.arrays.encoding import encoding_named
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.wire.stream import CutPayload
 from syncer_service.following import Following
+from syncer_service.readings import Readings
 from syncer_service.store.interface import FragmentCommit, Store
 
 Form = Literal["full", "delta"]
@@ -31,13 +31,17 @@ class Publication:
     """A version in the form that one caller can use.
 
     Attributes:
-        commit: The version.
+        fragment: The fragment.
+        version: The version.
+        global_step: As in `FragmentCommit`.
         encoding: How the payload is written.
         delta_base: The version that the payload is a delta to, or None.
         payload: What gives the messages.
     """
 
-    commit: FragmentCommit
+    fragment: int
+    version: Version
+    global_step: int
     encoding: str
     delta_base: Version | None
     payload: CutPayload
@@ -59,16 +63,24 @@ class Publications:
         self._cut: dict[tuple[int, Form], tuple[Version, asyncio.Future[CutPayload]]] = {}
         self._prepared: dict[int, tuple[Version, asyncio.Future[CutPayload]]] = {}
         """Deltas of versions that are being made durable, by fragment."""
-        self.reading_count = 0
+        self.readings = Readings()
+        """Downloads under way."""
         self.following = Following()
         """Calls that wait for the next version."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the payloads that are ready; most of them are the store's own memory."""
+        """Bytes of the payloads that are ready or being read; most of them are the store's own memory."""
         known = [*self._cut.values(), *self._prepared.values()]
         ready = (future for _, future in known if future.done() and not future.cancelled())
-        return sum(future.result().payload_bytes for future in ready if future.exception() is None)
+        payloads = {future.result() for future in ready if future.exception() is None}
+        payloads.update(reading.payload for reading in self.readings if reading.payload is not None)
+        return sum(payload.payload_bytes for payload in payloads)
+
+    @property
+    def reading_count(self) -> int:
+        """Downloads under way."""
+        return len(self.readings)
 
     def prepare(self, commit: FragmentCommit) -> None:
         """Cuts the delta of a version that is about to be made durable: it will be asked for at once.
@@ -79,7 +91,7 @@ class Publications:
             self._prepared[commit.fragment] = (commit.version, self._start_cutting(commit, "delta"))
 
     def publish(self, fragment: int, version: Version) -> None:
-        """A version is durable. Lets go of the payloads of older ones; who still reads one keeps it.
+        """A version is durable. Lets go of the payloads of older ones; who still reads one keeps it for a while.
 
         Calls that wait for it are served.
         """
@@ -90,17 +102,17 @@ class Publications:
         prepared = self._prepared.pop(fragment, None)
         if prepared is not None and prepared[0] == version:
             self._keep((fragment, "delta"), *prepared)
+        self.readings.superseded(fragment, version)
         self.following.published(fragment, version)
 
     def drop_prepared(self, fragment: int) -> None:
         """The version that was prepared has not become durable."""
         self._prepared.pop(fragment, None)
 
-    @asynccontextmanager
-    async def reading(
+    async def publication(
         self, fragment: int, version: Version, held: Version | None, encodings: frozenset[str]
-    ) -> AsyncIterator[Publication]:
-        """A version, pinned as long as the context lasts.
+    ) -> Publication:
+        """A version as one caller can use it.
 
         Args:
             fragment: The fragment.
@@ -111,23 +123,17 @@ class Publications:
         Raises:
             VersionGoneError: It is not there.
         """
-        commit = self._store.pin(fragment, version)
-        self.reading_count += 1
-        try:
-            as_delta = (
-                commit.delta_payload is not None
-                and held is not None
-                and held == commit.delta_base
-                and self._download_encoding in encodings
-            )
-            payload = await self._payload(commit, "delta" if as_delta else "full")
-            if as_delta:
-                yield Publication(commit, self._download_encoding, commit.delta_base, payload)
-            else:
-                yield Publication(commit, FULL_ENCODING, None, payload)
-        finally:
-            self.reading_count -= 1
-            self._store.unpin(fragment, version)
+        commit = self._store.find(fragment, version)
+        as_delta = (
+            commit.delta_payload is not None
+            and held is not None
+            and held == commit.delta_base
+            and self._download_encoding in encodings
+        )
+        payload = await self._payload(commit, "delta" if as_delta else "full")
+        encoding = self._download_encoding if as_delta else FULL_ENCODING
+        delta_base = commit.delta_base if as_delta else None
+        return Publication(fragment, version, commit.global_step, encoding, delta_base, payload)
 
     async def _payload(self, commit: FragmentCommit, form: Form) -> CutPayload:
         """The cut payload; made by the first who asks, while the others wait for the same."""

@@ -7,7 +7,7 @@ wire can get wrong, asks the driver, and waits.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
@@ -20,6 +20,7 @@ from decoupled_diloco.wire import codec, control, enums, status
 from syncer_service.agreement import JoinOffer
 from syncer_service.persistence import Persistence
 from syncer_service.publications import Publication
+from syncer_service.readings import Reading, newest_facts
 from syncer_service.serving import END_OF_STREAM, Serving
 from syncer_service.sessions import Session
 from syncer_service.store.interface import VersionGoneError
@@ -29,12 +30,6 @@ log = get_logger(__name__)
 
 ALIVE_SHARE = 1 / 3
 """The syncer says that a control stream lives after this share of the time in which a learner gives it up."""
-
-DOWNLOADS_MAX: Final = 256
-"""Downloads served at a time, each with one message of 1 MiB in hand; more get OVERLOADED. 64 learners with 4 each."""
-
-DOWNLOAD_RETRY_SECONDS: Final = 1.0
-"""What a caller is told to wait when too many downloads are under way."""
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters differ by call
 
@@ -232,19 +227,16 @@ class SyncerServicer(SyncerServiceServicer):
             if following is None:
                 return
             version = following
-        if serving.publications.reading_count >= DOWNLOADS_MAX:
-            raise PeerError(
-                Reason.OVERLOADED,
-                f"{DOWNLOADS_MAX} downloads are under way, which is the limit; call again",
-                retry_seconds=DOWNLOAD_RETRY_SECONDS,
-            )
         held = codec.version_from_wire(request.held) if request.HasField("held") else None
         encodings = enums.known_encodings(request.encodings) or frozenset({"float32"})
-        try:
-            async with serving.publications.reading(fragment, version, held, encodings) as publication:
-                await self._send(publication, request, context)
-        except VersionGoneError as error:
-            raise _gone(error, fragment, version) from None
+        publications = serving.publications
+        with publications.readings.begin(request.learner_id, request.incarnation, fragment, version) as reading:
+            try:
+                publication = await publications.publication(fragment, version, held, encodings)
+            except VersionGoneError as error:
+                raise _gone(error, fragment, version) from None
+            reading.payload = publication.payload
+            await self._send(reading, publication, request, context)
 
     async def _next_version(self, request: spb.DownloadFragmentRequest, context: Context) -> Version | None:
         """The version that follows the one that the caller holds, once it is published; None: none will be served."""
@@ -262,13 +254,15 @@ class SyncerServicer(SyncerServiceServicer):
             return newest
         return await serving.publications.following.wait(request.learner_id, request.incarnation, request.fragment)
 
-    async def _send(self, publication: Publication, request: spb.DownloadFragmentRequest, context: Context) -> None:
-        serving = self._serving
-        payload, commit = publication.payload, publication.commit
+    async def _send(
+        self, reading: Reading, publication: Publication, request: spb.DownloadFragmentRequest, context: Context
+    ) -> None:
+        serving, fragment, payload = self._serving, publication.fragment, publication.payload
+        idle_seconds = serving.machine.policy.deadlines.upload_idle_seconds
         if not 0 <= request.offset <= payload.payload_bytes:
             raise PeerError(Reason.INVALID_FIELD, f"offset = {request.offset}: must be 0 to {payload.payload_bytes}")
-        value_count = serving.agreement.value_count(commit.fragment)
-        version = codec.fragment_version_to_wire(commit.fragment, commit.version, commit.global_step, value_count)
+        value_count = serving.agreement.value_count(fragment)
+        version = codec.fragment_version_to_wire(fragment, publication.version, publication.global_step, value_count)
         header = spb.DownloadHeader(
             version=version,
             encoding=enums.encoding_to_wire(publication.encoding),
@@ -277,21 +271,12 @@ class SyncerServicer(SyncerServiceServicer):
         if publication.delta_base is not None:
             header.delta_base.CopyFrom(codec.version_to_wire(publication.delta_base))
         moved = serving.movement(request.learner_id, request.incarnation, None)
-        await self._write(context, spb.DownloadFragmentResponse(header=header))
+        await reading.write(context, spb.DownloadFragmentResponse(header=header), idle_seconds)
         for message in payload.messages(request.offset):
-            await self._write(context, message)
+            await reading.write(context, message, idle_seconds)
             serving.metrics.bytes_sent(len(message))
             moved.moved()
         moved.ended("download", payload.payload_bytes - request.offset)
-
-    async def _write(self, context: Context, message: spb.DownloadFragmentResponse | bytes) -> None:
-        """Writes a message; a receiver that takes nothing for too long loses the stream."""
-        seconds = self._serving.machine.policy.deadlines.upload_idle_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await context.write(message)
-        except TimeoutError:
-            raise PeerError(Reason.TRANSFER_IDLE, f"the receiver took no bytes for {seconds:g} s") from None
 
     # --- errors ---
 
@@ -327,10 +312,4 @@ def _gone(error: VersionGoneError, fragment: int, version: Version) -> PeerError
         return PeerError(Reason.NOT_READY, "the run has no parameters yet", retry_seconds=1.0)
     is_older = (version.timeline, version.number) < (newest.timeline, newest.number)
     reason = Reason.SUPERSEDED if is_older else Reason.NOT_FOUND
-    metadata = {
-        "fragment": str(fragment),
-        "newest-timeline": str(newest.timeline),
-        "newest-number": str(newest.number),
-        "newest-digest": newest.digest,
-    }
-    return PeerError(reason, str(error), metadata)
+    return PeerError(reason, str(error), newest_facts(fragment, newest))

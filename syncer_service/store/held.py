@@ -1,8 +1,7 @@
-"""Versions in memory: the newest of every fragment, older ones while somebody reads them, and what is staged."""
+"""Versions in memory: the newest of every fragment, and what is staged."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
@@ -20,15 +19,13 @@ class HeldVersions:
     """The part of a store that serves readers. Its methods never wait for a disk."""
 
     _newest: dict[int, FragmentCommit] = field(default_factory=dict)
-    _pinned_old: dict[tuple[int, Version], FragmentCommit] = field(default_factory=dict)
-    _pin_counts: Counter[tuple[int, Version]] = field(default_factory=Counter)
     _staged: dict[tuple[str, int], dict[int, FloatVector]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @property
     def version_count(self) -> int:
-        """Versions held, newest and pinned."""
-        return len(self._newest) + len(self._pinned_old)
+        """Versions held."""
+        return len(self._newest)
 
     def newest(self) -> Mapping[int, FragmentCommit]:
         """A copy of the table."""
@@ -36,33 +33,18 @@ class HeldVersions:
             return dict(self._newest)
 
     def hold(self, commits: Iterable[FragmentCommit]) -> None:
-        """Makes versions the newest of their fragments; the ones before stay while they are pinned."""
+        """Makes versions the newest of their fragments, in place of the ones before."""
         with self._lock:
             for commit in commits:
-                old = self._newest.get(commit.fragment)
-                if old is not None and self._pin_counts[commit.fragment, old.version]:
-                    self._pinned_old[commit.fragment, old.version] = old
                 self._newest[commit.fragment] = commit
 
-    def pin(self, fragment: int, version: Version) -> FragmentCommit:
-        """Counts the readers of the version."""
-        key = (fragment, version)
+    def find(self, fragment: int, version: Version) -> FragmentCommit:
+        """A version, if it is the newest of its fragment."""
         with self._lock:
             newest = self._newest.get(fragment)
-            found = newest if newest is not None and newest.version == version else self._pinned_old.get(key)
-            if found is None:
-                raise VersionGoneError(fragment, version, newest.version if newest else None)
-            self._pin_counts[key] += 1
-            return found
-
-    def unpin(self, fragment: int, version: Version) -> None:
-        """The last reader of a version that was replaced ends it."""
-        key = (fragment, version)
-        with self._lock:
-            self._pin_counts[key] -= 1
-            if self._pin_counts[key] <= 0:
-                del self._pin_counts[key]
-                self._pinned_old.pop(key, None)
+        if newest is None or newest.version != version:
+            raise VersionGoneError(fragment, version, newest.version if newest else None)
+        return newest
 
     def stage_initial(self, learner: str, incarnation: int, fragment: int, theta: FloatVector) -> str:
         """Keeps the vector itself, not a copy."""

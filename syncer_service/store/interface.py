@@ -1,9 +1,8 @@
 """What the syncer keeps of a run, behind one interface.
 
 Methods may block (a durable store writes and syncs), so callers run them in the store's own executor thread: one caller
-at a time. `newest`, `pin` and `unpin` never wait for a disk, and any thread may call them. Values are immutable: a
-version, once committed, never changes, and it stays readable as long as somebody has it pinned. What a method has
-returned from is durable.
+at a time. `newest` and `find` never wait for a disk, and any thread may call them. Values are immutable: a version,
+once committed, never changes, and whoever has a part of it may keep that. What a method has returned from is durable.
 """
 
 from __future__ import annotations
@@ -184,15 +183,12 @@ class Store(Protocol):
     def newest(self) -> Mapping[int, FragmentCommit]:
         """The newest version of every fragment; empty before the run has parameters."""
 
-    def pin(self, fragment: int, version: Version) -> FragmentCommit:
-        """Reads a version and keeps it until one more `unpin`.
+    def find(self, fragment: int, version: Version) -> FragmentCommit:
+        """A version that is still kept.
 
         Raises:
             VersionGoneError: It is not there.
         """
-
-    def unpin(self, fragment: int, version: Version) -> None:
-        """Ends what `pin` began."""
 
     def close(self) -> None:
         """Ends the use of the store; releases it for another process."""

@@ -19,7 +19,7 @@ LEDGER_ROWS_MAX: Final = 10_000
 
 @dataclass(slots=True)
 class MemoryStore(HeldVersions):
-    """Keeps everything in memory: the newest version of every fragment, and older ones while they are pinned."""
+    """Keeps everything in memory: the newest version of every fragment."""
 
     epoch: int = 1
     state: RunState | None = None
@@ -49,7 +49,7 @@ class MemoryStore(HeldVersions):
         return commits
 
     def commit_round(self, commit: FragmentCommit, merged: MergedDelta, row: CommitRound, state: RunState) -> None:
-        """Replaces the newest version; the one before stays while it is pinned."""
+        """Replaces the newest version."""
         self.hold([commit])
         self.state = state
         self.ledger.append(row)

@@ -19,7 +19,7 @@ from decoupled_diloco.v1 import syncer_pb2
 from decoupled_diloco.wire import codec, enums
 from learner_service.bulk_client import BulkClient
 from learner_service.downloader import Downloader, Held
-from syncer_service import following, servicer
+from syncer_service import following, readings
 from tests.integration.learner_threads import Trainee, figure, start_values, train
 from tests.integration.protocol_link import Link, answered, refusal_of
 from tests.integration.syncers import config_of, machine_of, syncer
@@ -71,7 +71,7 @@ async def until_waiting(running, count):
 
 
 async def test_it_is_served_when_its_version_is_published_and_counts_for_nothing_until_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(servicer, "DOWNLOADS_MAX", 1)
+    monkeypatch.setattr(readings, "DOWNLOADS_MAX", 1)
     async with syncer(tmp_path, config()) as running, attached(running) as learner:
         ask = await learner.event(lev.Asked)
         call = expecting(learner.link, ask.fragment, ask.base)

@@ -1,5 +1,10 @@
 """Versions and how they are served."""
 
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -8,13 +13,14 @@ from decoupled_diloco.arrays.outer import apply_delta
 from decoupled_diloco.arrays.schema import Schema, TensorSpec
 from decoupled_diloco.core import learner_events as lev
 from decoupled_diloco.core.errors import PeerError, Reason
+from decoupled_diloco.core.events import FragmentApplied, ProgressReported
 from decoupled_diloco.core.ids import Version
 from decoupled_diloco.v1 import syncer_pb2
 from decoupled_diloco.wire import codec
-from syncer_service import servicer
+from syncer_service import readings
 from tests.integration.protocol_link import Link, compute, refusal_of
 from tests.integration.syncers import DEADLINES, config_of, machine_of, syncer, until
-from tests.integration.test_syncer_uploads import SIZES, attached, delta_of
+from tests.integration.test_syncer_uploads import SIZES, Attached, attached, delta_of
 
 
 def config(download="bf16"):
@@ -72,25 +78,14 @@ async def test_a_version_that_was_replaced_is_superseded_by_the_newest(tmp_path)
             await learner.link.download(7, after)
 
 
-async def test_a_version_being_read_stays_until_its_last_reader_is_done(tmp_path):
-    async with syncer(tmp_path, config()) as running, attached(running) as learner:
-        ask = await learner.event(lev.Asked)
-        reading = running.serving.publications.reading(ask.fragment, ask.base, None, frozenset({"float32"}))
-        async with reading as publication:
-            await committed(learner)
-            assert publication.payload.payload_bytes == 4 * SIZES[ask.fragment]
-            assert running.serving.store.version_count == 5
-        await until(running, lambda: running.serving.store.version_count == 4)
-
-
 async def test_one_payload_serves_all(tmp_path):
     async with syncer(tmp_path, config()) as running, attached(running) as learner:
         fragment, _, after = await committed(learner)
         publications = running.serving.publications
-        async with publications.reading(fragment, after, None, frozenset({"float32"})) as first:
-            async with publications.reading(fragment, after, None, frozenset({"float32"})) as second:
-                assert first.payload is second.payload
-            assert publications.reading_count == 1
+        first, second = [
+            await publications.publication(fragment, after, None, frozenset({"float32"})) for _ in range(2)
+        ]
+        assert first.payload is second.payload
 
 
 async def test_before_there_are_parameters_nothing_can_be_had(tmp_path):
@@ -101,33 +96,12 @@ async def test_before_there_are_parameters_nothing_can_be_had(tmp_path):
 
 
 async def test_a_receiver_that_takes_nothing_holds_a_few_messages_and_loses_its_stream(tmp_path):
-    fragment_bytes = 32 << 20
-    schema = Schema([TensorSpec("kernel", (fragment_bytes // 4096, 1024))])
-    only = config_of(
-        fragments={"count": 1},
-        encoding={"download": "float32"},
-        deadlines=DEADLINES | {"lease_seconds": 60.0, "stall_seconds": 60.0, "upload_idle_seconds": 0.3},
-    )
-    async with syncer(tmp_path, only) as running:
-        link = Link(str(running.addresses.data), "a", schema)
-        try:
-            await link.join()
-            async with link.attached(progress=compute(0, 0, 0.05)):
-                await link.upload_initial(0, np.ones(fragment_bytes // 4, np.float32))
-                await until(running, lambda: bool(machine_of(running).versions))
-                request = syncer_pb2.DownloadFragmentRequest(
-                    learner_id="a",
-                    incarnation=link.incarnation,
-                    fragment=0,
-                    version=codec.version_to_wire(machine_of(running).versions[0]),
-                )
-                call = link.bulk.DownloadFragment(request)
-                assert await call.read() is not None
-                await until(running, lambda: running.serving.publications.reading_count == 0)
-                assert 0 < sent_bytes(running) <= fragment_bytes / 2
-                assert (await refusal_of(call)).reason is Reason.TRANSFER_IDLE
-        finally:
-            await link.close()
+    async with large(tmp_path, upload_idle_seconds=0.3) as (running, learner):
+        call = download_of(learner.link, machine_of(running).versions[0])
+        assert await call.read() is not None
+        await until(running, lambda: running.serving.publications.reading_count == 0)
+        assert 0 < sent_bytes(running) <= 2 * LARGE.size
+        assert (await refusal_of(call)).reason is Reason.TRANSFER_IDLE
 
 
 def sent_bytes(running):
@@ -136,12 +110,74 @@ def sent_bytes(running):
 
 
 async def test_more_downloads_than_the_limit_are_asked_to_retry(tmp_path, monkeypatch):
-    monkeypatch.setattr(servicer, "DOWNLOADS_MAX", 1)
+    monkeypatch.setattr(readings, "PARTICIPANT_DOWNLOADS_MAX", 1)
     async with syncer(tmp_path, config()) as running, attached(running) as learner:
         fragment, _, after = await committed(learner)
-        async with running.serving.publications.reading(fragment, after, None, frozenset({"float32"})):
-            with pytest.raises(PeerError, match="1 downloads are under way") as refused:
+        with running.serving.publications.readings.begin("a", learner.link.incarnation, fragment, after):
+            with pytest.raises(PeerError, match="1 downloads of a are under way") as refused:
                 await learner.link.download(fragment, after)
             assert refused.value.reason is Reason.OVERLOADED
-            assert refused.value.retry_seconds == servicer.DOWNLOAD_RETRY_SECONDS
+            assert refused.value.retry_seconds == readings.DOWNLOAD_RETRY_SECONDS
         await learner.link.download(fragment, after)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 600.0])
+async def test_a_slow_reader_of_a_version_that_was_replaced_is_sent_for_the_newest(tmp_path, monkeypatch, seconds):
+    monkeypatch.setattr(readings, "SUPERSEDED_SECONDS_MAX", seconds)
+    async with large(tmp_path) as (running, learner):
+        ask = await learner.event(lev.Asked)
+        call = download_of(learner.link, ask.base)
+        parts = [await call.read()]
+        payload = memoryview(bytearray(4 * LARGE.size)).cast("B")
+        await learner.link.upload(learner.link.header(ask, "float32"), payload)
+        news = await learner.event(lev.Published, 1)
+        publications = running.serving.publications
+        assert publications.reading_count == 1
+        assert publications.held_bytes >= 4 * LARGE.size
+        if seconds < 1:
+            await until(running, lambda: publications.reading_count == 0)
+            refusal = await refusal_of(call)
+            assert (refusal.reason, refusal.metadata["newest-digest"]) == (Reason.SUPERSEDED, news.version.digest)
+        else:
+            while (part := await call.read()) is not grpc.aio.EOF:
+                parts.append(part)
+            assert parts[-1].trailer.digest == ask.base.digest
+        assert publications.reading_count == 0
+
+
+LARGE = Schema([TensorSpec("kernel", ((32 << 20) // 4096, 1024))])
+
+
+@asynccontextmanager
+async def large(folder, **deadlines):
+    """A syncer and a learner of one fragment that is too large for what gRPC buffers."""
+    only = config_of(
+        fragments={"count": 1},
+        encoding={"download": "float32"},
+        deadlines={"lease_seconds": 60.0, "stall_seconds": 60.0} | deadlines,
+    )
+    async with syncer(folder, only) as running:
+        link = Link(str(running.addresses.data), "a", LARGE)
+        try:
+            await link.join()
+            async with link.attached(progress=compute(0, 0, 0.05)) as stream:
+                learner = Attached(running, link, stream)
+                reader = asyncio.create_task(learner.read())
+                await learner.event(lev.InitialAsked)
+                await link.upload_initial(0, np.ones(LARGE.size, np.float32))
+                news = await learner.event(lev.Published)
+                await learner.say(FragmentApplied("", 0, 0, news.version, 0, 0))
+                await learner.say(ProgressReported("", 0, compute(10, 1000, 0.05)))
+                yield running, learner
+                reader.cancel()
+        finally:
+            await link.close()
+
+
+def download_of(link, version):
+    """A call for a version of the only fragment, of which nothing is read yet."""
+    return link.bulk.DownloadFragment(
+        syncer_pb2.DownloadFragmentRequest(
+            learner_id=link.name, incarnation=link.incarnation, fragment=0, version=codec.version_to_wire(version)
+        )
+    )

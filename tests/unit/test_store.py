@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import json
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -72,19 +74,14 @@ def test_initial_parameters_are_committed_all_or_nothing():
     assert not commits[0].state.momentum.any()
 
 
-def test_only_the_newest_version_is_kept_unless_an_older_one_is_being_read():
+def test_only_the_newest_version_is_kept():
     store, (first, _) = store_with()
-    store.pin(0, first.version)
-    store.pin(0, first.version)
+    assert store.find(0, first.version) is first
     second = next_commit(first, 5)
     commit_round(store, second)
-    assert store.version_count == 3
-    assert store.pin(0, first.version) is first
-    for _ in range(3):
-        store.unpin(0, first.version)
     assert store.version_count == 2
     with pytest.raises(VersionGoneError) as gone:
-        store.pin(0, first.version)
+        store.find(0, first.version)
     assert gone.value.newest == second.version
     assert store.newest()[0] is second
     assert [entry.reason for entry in store.ledger] == ["because"]
@@ -101,15 +98,13 @@ async def test_a_payload_is_cut_once_and_let_go_when_it_is_replaced():
         publications = Publications(store, bulk, "bf16")
         full = frozenset({"float32"})
         both = frozenset({"float32", "bf16"})
-        async with (
-            publications.reading(0, second.version, None, both) as one,
-            publications.reading(0, second.version, first.version, both) as two,
-            publications.reading(0, second.version, first.version, full) as three,
-        ):
-            assert (one.encoding, two.encoding, three.encoding) == ("float32", "bf16", "float32")
-            assert two.delta_base == first.version
-            assert one.payload is three.payload
-        assert publications.held_bytes > 4 * 8
+        one = await publications.publication(0, second.version, None, both)
+        two = await publications.publication(0, second.version, first.version, both)
+        three = await publications.publication(0, second.version, first.version, full)
+        assert (one.encoding, two.encoding, three.encoding) == ("float32", "bf16", "float32")
+        assert two.delta_base == first.version
+        assert one.payload is three.payload
+        assert publications.held_bytes == one.payload.payload_bytes + two.payload.payload_bytes
         publications.publish(0, Version(1, 3, ""))
         assert publications.held_bytes == 0
 
@@ -121,15 +116,14 @@ async def test_a_delta_is_ready_when_its_version_is_published_and_not_to_be_had_
         publications = Publications(store, bulk, "bf16")
         publications.prepare(second)
         with pytest.raises(VersionGoneError):
-            async with publications.reading(0, second.version, first.version, frozenset({"bf16"})):
-                pass
+            await publications.publication(0, second.version, first.version, frozenset({"bf16"}))
         commit_round(store, second)
         publications.publish(0, second.version)
         await asyncio.wrap_future(bulk.submit(lambda: None))
         held_bytes = publications.held_bytes
         assert held_bytes > 0
-        async with publications.reading(0, second.version, first.version, frozenset({"bf16"})) as one:
-            assert (one.encoding, one.delta_base) == ("bf16", first.version)
+        one = await publications.publication(0, second.version, first.version, frozenset({"bf16"}))
+        assert (one.encoding, one.delta_base) == ("bf16", first.version)
         assert publications.held_bytes == held_bytes
 
 
@@ -144,24 +138,52 @@ async def test_a_delta_whose_version_did_not_become_durable_is_let_go():
         assert publications.held_bytes == 0
 
 
-async def test_a_reader_that_is_cancelled_leaves_no_pin():
+@pytest.mark.parametrize("form", ["full", "delta"])
+async def test_a_reader_keeps_the_payload_that_it_reads_and_nothing_else_of_a_version(form):
+    store, (first, _) = store_with()
+    second = next_commit(first, 5)
+    commit_round(store, second)
+    held = first.version if form == "delta" else None
+    with ThreadPoolExecutor(1) as bulk:
+        publications = Publications(store, bulk, "bf16")
+        with publications.readings.begin("a", 1, 0, second.version) as reading:
+            read = await publications.publication(0, second.version, held, frozenset({"float32", "bf16"}))
+            reading.payload = read.payload
+            due = bytes(second.delta_payload) if form == "delta" else second.state.theta.tobytes()
+            state = second.state
+            others = [weakref.ref(vector) for vector in (state.momentum, state.residual)]
+            others.append(weakref.ref(state.theta if form == "delta" else second.delta_payload))
+            third = next_commit(second, 7)
+            commit_round(store, third)
+            publications.publish(0, third.version)
+            del second, state
+            store.ledger.clear()
+            await asyncio.wrap_future(bulk.submit(gc.collect))
+            assert [other() for other in others] == [None] * 3
+            assert publications.held_bytes == read.payload.payload_bytes == len(due)
+            assert b"".join(read.payload.messages()).count(due) == 1
+        assert publications.held_bytes == 0
+
+
+async def test_a_reader_that_is_cancelled_counts_no_more():
     store, (first, _) = store_with()
     gate = asyncio.Event()
     with ThreadPoolExecutor(1) as bulk:
         publications = Publications(store, bulk, "bf16")
 
         async def read():
-            async with publications.reading(0, first.version, None, frozenset({"float32"})):
+            with publications.readings.begin("a", 1, 0, first.version):
+                await publications.publication(0, first.version, None, frozenset({"float32"}))
                 gate.set()
                 await asyncio.Event().wait()
 
         early, late = asyncio.create_task(read()), asyncio.create_task(read())
         await asyncio.sleep(0)
+        assert publications.reading_count == 2
         early.cancel()
         await gate.wait()
         late.cancel()
         await asyncio.gather(early, late, return_exceptions=True)
-    assert not store._pin_counts
     assert publications.reading_count == 0
 
 
