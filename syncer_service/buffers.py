@@ -18,6 +18,8 @@ fragment, in which n is N.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from decoupled_diloco.arrays.recycled import RECYCLER, Loan, Recycler
@@ -107,14 +109,36 @@ class BufferPool:
         """
         with self._lock:
             if self.used_bytes + size_bytes > self.bytes_max:
-                raise PeerError(
-                    Reason.OVERLOADED,
-                    f"contributions being received take {self.used_bytes} bytes of {self.bytes_max} "
-                    f"(syncer.upload_buffer_bytes_max), so there is no room for {size_bytes} more; call again",
-                    retry_seconds=BUFFER_RETRY_SECONDS,
-                )
+                raise self._full(size_bytes)
             self.used_bytes += size_bytes
         return BufferHold(self, self._recycler.lend(size_bytes, result_bytes), size_bytes)
+
+    @contextmanager
+    def reserve(self, size_bytes: int) -> Iterator[None]:
+        """Counts memory for what is received and kept, which the pool cannot lend, for as long as the context lasts.
+
+        The limit may be less than a fragment in float32, where contributions are smaller: one always has room.
+
+        Raises:
+            PeerError: OVERLOADED, when the limit does not allow it now.
+        """
+        with self._lock:
+            if self.used_bytes and self.used_bytes + size_bytes > self.bytes_max:
+                raise self._full(size_bytes)
+            self.used_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.used_bytes -= size_bytes
+
+    def _full(self, size_bytes: int) -> PeerError:
+        return PeerError(
+            Reason.OVERLOADED,
+            f"contributions being received take {self.used_bytes} bytes of {self.bytes_max} "
+            f"(syncer.upload_buffer_bytes_max), so there is no room for {size_bytes} more; call again",
+            retry_seconds=BUFFER_RETRY_SECONDS,
+        )
 
     def _take_back(self, loan: Loan, size_bytes: int) -> None:
         loan.give_back()

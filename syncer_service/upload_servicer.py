@@ -254,9 +254,17 @@ async def receive_initial_fragment(serving: Serving, context: Context) -> None:
         raise PeerError(Reason.CORRUPT, "the stream must begin with its header")
     header: spb.InitialFragmentHeader = message.header
     serving.require_joined(header.learner_id, header.incarnation)
-    theta = RECYCLER.take(FLOAT32_BYTES * _initial_size(serving, header)).view(np.float32)
-    sink = PayloadSink(theta.view(np.uint8).data)
-    stream = UploadStream()
+    size_bytes = FLOAT32_BYTES * _initial_size(serving, header)
+    _require_asked(serving, header)
+    async with serving.uploads.initial(header.learner_id, header.fragment, size_bytes) as stream:
+        theta = RECYCLER.take(size_bytes).view(np.float32)
+        await _receive_initial(serving, context, header, stream, PayloadSink(theta.view(np.uint8).data))
+        await _stage(serving, header, theta)
+
+
+async def _receive_initial(
+    serving: Serving, context: Context, header: spb.InitialFragmentHeader, stream: UploadStream, sink: PayloadSink
+) -> None:
     moved = serving.movement(header.learner_id, header.incarnation, None)
     seconds = serving.machine.policy.deadlines.upload_idle_seconds
     while True:
@@ -264,6 +272,7 @@ async def receive_initial_fragment(serving: Serving, context: Context) -> None:
             part = await _next_part(context, stream, seconds)
         except BrokenStreamError as error:
             raise PeerError(Reason.CORRUPT, str(error)) from None
+        _require_asked(serving, header)
         if not isinstance(part, ChunkPart):
             break
         sink.write(part)
@@ -271,7 +280,13 @@ async def receive_initial_fragment(serving: Serving, context: Context) -> None:
         moved.moved()
     sink.finish(part.trailer.digest)
     moved.ended("upload", sink.payload_bytes)
-    await _stage(serving, header, theta)
+
+
+def _require_asked(serving: Serving, header: spb.InitialFragmentHeader) -> None:
+    """Refuses what the machine would refuse at its end, before there is memory for it."""
+    refusal = serving.machine.initial.refusal(header.learner_id, header.incarnation)
+    if refusal is not None:
+        raise status.error_of(refusal)
 
 
 def _initial_size(serving: Serving, header: spb.InitialFragmentHeader) -> int:

@@ -4,15 +4,19 @@ A slot outlives a broken stream, so that the next stream of the same contributio
 It ends when its round closes, or when the machine has it aborted. One stream at a time writes to a slot; a newer one
 takes it over. A merge takes the buffer out of the slot: a round that has begun to merge is committed or abandoned, and
 never needs its contributions again. The slot still says that the contribution is whole.
+
+Fragments of the initial parameters have no slots: each is received by one stream, or from the start by another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from decoupled_diloco.core.errors import PeerError, Reason
 from decoupled_diloco.core.events import ContributionHeader
 from decoupled_diloco.wire.stream import PayloadSink
 from syncer_service.buffers import BufferHold, BufferPool
@@ -20,7 +24,7 @@ from syncer_service.buffers import BufferHold, BufferPool
 Key = tuple[str, int, int]
 """Learner, incarnation, round."""
 
-REPLACED: Final = "a newer stream of the same contribution took over"
+REPLACED: Final = "a newer stream of the same payload took over"
 
 
 class UploadStream:
@@ -28,6 +32,8 @@ class UploadStream:
 
     def __init__(self) -> None:
         self.stop_reason: str | None = None
+        self.ended = asyncio.Event()
+        """Set when a stream of the initial parameters has let go of everything."""
         self._wait: asyncio.Timeout | None = None
 
     def waiting(self, seconds: float) -> asyncio.Timeout:
@@ -77,6 +83,8 @@ class Uploads:
     def __init__(self, pool: BufferPool) -> None:
         self.pool = pool
         self._slots: dict[Key, UploadSlot] = {}
+        self._initial: dict[tuple[str, int], UploadStream] = {}
+        """Streams of the initial parameters, by learner and fragment."""
 
     def __iter__(self) -> Iterator[UploadSlot]:
         return iter(list(self._slots.values()))
@@ -147,3 +155,32 @@ class Uploads:
         for slot in self:
             if (slot.header.learner, slot.header.incarnation) == (learner, incarnation) and not slot.complete:
                 self.discard(slot, reason)
+
+    @asynccontextmanager
+    async def initial(self, learner: str, fragment: int, size_bytes: int) -> AsyncIterator[UploadStream]:
+        """A stream of one fragment of the initial parameters, for as long as the context lasts.
+
+        An earlier one of the same learner and fragment ends first, so that one at a time takes memory.
+
+        Args:
+            learner: Whose parameters.
+            fragment: Which fragment.
+            size_bytes: Of the fragment in float32; they count for the pool's limit.
+
+        Raises:
+            PeerError: OVERLOADED, when there is no room, or a newer stream took over.
+        """
+        before, stream = self._initial.get((learner, fragment)), UploadStream()
+        self._initial[learner, fragment] = stream
+        try:
+            if before is not None:
+                before.stop(REPLACED)
+                await before.ended.wait()
+            if stream.stop_reason is not None:
+                raise PeerError(Reason.OVERLOADED, stream.stop_reason)
+            with self.pool.reserve(size_bytes):
+                yield stream
+        finally:
+            stream.ended.set()
+            if self._initial.get((learner, fragment)) is stream:
+                del self._initial[learner, fragment]

@@ -31,11 +31,16 @@ class InitialParameters:
         self.until = math.inf
         self.digests: dict[int, str] = {}
 
+    def refusal(self, learner: str, incarnation: int) -> fx.Refusal | None:
+        """Why the fragments of an incarnation are not wanted; None if they are."""
+        if self.asked == (learner, incarnation) and not self.machine.versions:
+            return None
+        return fx.Refusal("WRONG_STATE", f"{learner} was not asked for the initial parameters, or no longer is")
+
     def on_fragment(self, event: ev.InitialFragmentReceived, now: float) -> list[fx.Effect]:
         """One fragment is staged; the last one completes the set."""
-        if self.asked != (event.learner, event.incarnation) or self.machine.versions:
-            text = f"{event.learner} was not asked for the initial parameters, or no longer is"
-            return [fx.Answer(event.request, fx.Refusal("WRONG_STATE", text))]
+        if (refusal := self.refusal(event.learner, event.incarnation)) is not None:
+            return [fx.Answer(event.request, refusal)]
         count = self.machine.policy.fragment_count
         if not 0 <= event.fragment < count:
             text = f"fragment {event.fragment} does not exist: 0 to {count - 1}"
