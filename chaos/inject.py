@@ -223,11 +223,13 @@ def combined(active: Iterable[Conditions]) -> Conditions:
     """A link under several faults at once: each of them holds."""
     conditions = [FAIR, *active]
     rates = [c.bytes_per_second for c in conditions if c.bytes_per_second]
+    windows = [c.window_bytes for c in conditions if c.window_bytes]
     flips = [c.flip_every_bytes for c in conditions if c.flip_every_bytes]
     breaks = [c.break_after_bytes for c in conditions if c.break_after_bytes]
     return Conditions(
         latency_seconds=max(c.latency_seconds for c in conditions),
         bytes_per_second=min(rates, default=0.0),
+        window_bytes=min(windows, default=0),
         held=frozenset().union(*(c.held for c in conditions)),
         is_cut=any(c.is_cut for c in conditions),
         flip_every_bytes=min(flips, default=0),

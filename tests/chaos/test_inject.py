@@ -30,10 +30,10 @@ def test_several_faults_hold_together_in_any_order():
         Conditions(latency_seconds=0.1),
         Conditions(latency_seconds=0.3, bytes_per_second=5000.0),
         Conditions(bytes_per_second=9000.0, held=frozenset({Direction.UP})),
-        Conditions(held=frozenset({Direction.DOWN}), flip_every_bytes=10),
+        Conditions(held=frozenset({Direction.DOWN}), flip_every_bytes=10, window_bytes=4096),
         Conditions(is_cut=True, flip_every_bytes=20, break_after_bytes=7),
     ]
-    expected = Conditions(0.3, 5000.0, BOTH, True, 10, 7)
+    expected = Conditions(0.3, 5000.0, 4096, BOTH, True, 10, 7)
     for _ in range(5):
         random.Random(1).shuffle(faults)
         assert combined(faults) == expected

@@ -200,7 +200,7 @@ async def test_what_cannot_be_restored_from_is_said_before_anything_is_written(t
     checkpoints = tmp_path / "one" / "state" / "checkpoints"
     async with training(tmp_path / "one") as (running, _):
         await committed(running, 4)
-        await running.safekeeping.checkpoints.create("good")
+        good = await running.safekeeping.checkpoints.create("good")
         manifest = await running.safekeeping.checkpoints.create("bad")
     (checkpoints / "bad" / manifest.files[1].name).write_bytes(b"not a record")
     for url, words in (
@@ -215,9 +215,9 @@ async def test_what_cannot_be_restored_from_is_said_before_anything_is_written(t
         await started_from(tmp_path / "two", checkpoints / "good", config=other)
     with pytest.raises(ConfigError, match="is for an empty state directory"):
         await started_from(tmp_path / "one", checkpoints / "good")
-    assert await started_from(tmp_path / "two", checkpoints / "good") == manifest.state.global_step
+    assert await started_from(tmp_path / "two", checkpoints / "good") == good.state.global_step
     step = await started_from(tmp_path / "two", checkpoints / "good")
-    assert step == manifest.state.global_step, "the same command line goes on with what is there"
+    assert step == good.state.global_step, "the same command line goes on with what is there"
     with pytest.raises(ConfigError, match="leave restore_from out"):
         await started_from(tmp_path / "two", checkpoints / "bad")
 
