@@ -33,6 +33,7 @@ from decoupled_diloco.runtime.channel import open_channels
 from decoupled_diloco.runtime.ports import parse_address
 from decoupled_diloco.wire.control import Report
 from learner_service.bulk_client import BulkClient, Receipt
+from learner_service.downloader import DOWNLOADS_MAX
 from learner_service.syncer_client import ControlStream, JoinRequest, SyncerClient
 
 TOKENS_PER_STEP: Final = 100
@@ -56,6 +57,7 @@ class CrowdLearner:
         self._wake = asyncio.Event()
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._work: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(DOWNLOADS_MAX)
 
     async def run(self) -> None:
         """From the join until it is cancelled, or the run ends."""
@@ -190,7 +192,9 @@ class CrowdLearner:
         fragment, version = download.fragment, download.version
         size = self._crowd.sizes[fragment]
         try:
-            await self._bulk.download(fragment, version, download.held, Receipt(), element_count=size, moved=_nobody)
+            async with self._room:
+                held = download.held
+                await self._bulk.download(fragment, version, held, Receipt(), element_count=size, moved=_nobody)
         except (PeerError, UnreachableError) as error:
             self._crowd.failures[_reason_of(error)] += 1
             self._handle(lev.DownloadFailed(fragment, version))
