@@ -3,7 +3,7 @@
 A download keeps the payload that it sends, and nothing else of its version: theta, or the step. What the payloads of
 replaced versions take is bounded three times over, by n, the values of a fragment: one payload (4 n bytes, or 2 n for a
 step in bf16) for each of a participant's `PARTICIPANT_DOWNLOADS_MAX` downloads; `DOWNLOADS_MAX` of all participants;
-and one of each form, 6 n bytes, for each version that was replaced in the last `SUPERSEDED_SECONDS_MAX`.
+and one of each form, 6 n bytes, for each version that was replaced in the last `superseded_seconds_max`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ DOWNLOAD_RETRY_SECONDS: Final = 1.0
 """What a caller is told to wait when too many downloads are under way."""
 
 SUPERSEDED_SECONDS_MAX: Final = 60.0
-"""A download goes on for so long after its version was replaced; then it ends, and its caller asks for the newest."""
+"""A download goes on for so long after its version was replaced, and for as long as its payload takes at the slowest
+rate; then it ends, and its caller asks for the newest."""
+
+SLOWEST_BYTES_PER_SECOND: Final = 1 << 20
+"""A caller on a slow link must get through a whole fragment before it is sent for the next version of it."""
 
 
 class Reading:
@@ -93,6 +97,11 @@ class Reading:
             raise self._end[1]
 
 
+def superseded_seconds_max(payload: CutPayload | None) -> float:
+    """How long a download of this payload goes on after its version was replaced."""
+    return SUPERSEDED_SECONDS_MAX + (payload.payload_bytes / SLOWEST_BYTES_PER_SECOND if payload is not None else 0.0)
+
+
 class Readings:
     """All downloads under way. For the event loop's thread."""
 
@@ -133,12 +142,13 @@ class Readings:
         """A fragment has a new version: downloads of older ones have to end before long."""
         for reading in self._readings:
             if reading.fragment == fragment and reading.version != newest:
+                seconds = superseded_seconds_max(reading.payload)
                 text = (
                     f"fragment {fragment}: version {reading.version} was replaced, by now by {newest}, and this "
-                    f"download was not done {SUPERSEDED_SECONDS_MAX:g} s later"
+                    f"download was not done {seconds:g} s later"
                 )
                 error = PeerError(Reason.SUPERSEDED, text, newest_facts(fragment, newest))
-                reading.end(SUPERSEDED_SECONDS_MAX, error)
+                reading.end(seconds, error)
 
 
 def newest_facts(fragment: int, newest: Version) -> dict[str, str]:

@@ -124,6 +124,7 @@ async def test_more_downloads_than_the_limit_are_asked_to_retry(tmp_path, monkey
 @pytest.mark.parametrize("seconds", [0.3, 600.0])
 async def test_a_slow_reader_of_a_version_that_was_replaced_is_sent_for_the_newest(tmp_path, monkeypatch, seconds):
     monkeypatch.setattr(readings, "SUPERSEDED_SECONDS_MAX", seconds)
+    monkeypatch.setattr(readings, "SLOWEST_BYTES_PER_SECOND", 1e15)
     async with large(tmp_path) as (running, learner):
         ask = await learner.event(lev.Asked)
         call = download_of(learner.link, ask.base)

@@ -7,8 +7,15 @@ import pytest
 
 from decoupled_diloco.core.errors import PeerError, Reason, Recourse
 from decoupled_diloco.core.ids import Version
+from decoupled_diloco.wire.stream import CutPayload
 from syncer_service import readings as module
-from syncer_service.readings import DOWNLOAD_RETRY_SECONDS, PARTICIPANT_DOWNLOADS_MAX, Readings
+from syncer_service.readings import (
+    DOWNLOAD_RETRY_SECONDS,
+    PARTICIPANT_DOWNLOADS_MAX,
+    SUPERSEDED_SECONDS_MAX,
+    Readings,
+    superseded_seconds_max,
+)
 
 OLD, NEW, NEWEST = Version(1, 1, "a"), Version(1, 2, "b"), Version(1, 3, "c")
 LONG_SECONDS = 600.0
@@ -123,3 +130,9 @@ async def test_a_reader_of_the_newest_version_goes_on():
         await reading.write(quick, b"x", LONG_SECONDS)
         assert quick.messages == [b"x"]
         assert reading._end is None
+
+
+def test_a_slow_link_has_the_time_that_a_whole_fragment_takes() -> None:
+    """Else who joins over it would begin with one version after the other, and be done with none."""
+    assert superseded_seconds_max(None) == SUPERSEDED_SECONDS_MAX
+    assert superseded_seconds_max(CutPayload(bytes(3 << 20), "digest")) == SUPERSEDED_SECONDS_MAX + 3
