@@ -133,10 +133,10 @@ def watch_syncer(instants: Instants) -> None:
         SyncerServicer,
         "_send",
         "serve",
-        lambda servicer, publication, request, context: [
+        lambda servicer, reading, publication, request, context: [
             request.learner_id,
-            publication.commit.fragment,
-            publication.commit.version.number,
+            publication.fragment,
+            publication.version.number,
         ],
     )
 
