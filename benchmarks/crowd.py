@@ -160,21 +160,9 @@ class CrowdLearner:
         task.add_done_callback(self._work.discard)
 
     async def _upload(self, upload: le.Upload) -> None:
-        copy, crowd = upload.copy, self._crowd
-        payload = crowd.payloads[copy.fragment]
-        header = ev.ContributionHeader(
-            self._name,
-            self._incarnation,
-            upload.round,
-            copy.fragment,
-            copy.base,
-            copy.local_step,
-            copy.total_token_count,
-            copy.step_count,
-            copy.token_count,
-            copy.cursor,
-            len(payload),
-        )
+        crowd = self._crowd
+        payload = crowd.payloads[upload.copy.fragment]
+        header = upload.copy.header(self._name, self._incarnation, upload.round, len(payload))
         started = time.perf_counter()
         try:
             fate = await self._bulk.upload(header, payload, encoding=crowd.encoding, resume=False, moved=_nobody)

@@ -23,7 +23,7 @@ from benchmarks.flight import Flight
 from benchmarks.raw_tcp import RawTcp
 from benchmarks.rig_learner import RigLearner
 from benchmarks.rig_process import ObserverProcess
-from benchmarks.scrape import LOOP_LAG, histogram
+from benchmarks.scrape import LOOP_LAG, Buckets, histogram
 from benchmarks.server_process import ServerProcess
 from benchmarks.syncer_rig import SyncerProcess, flat_schema, own_cpu_seconds, run_values
 from decoupled_diloco.core import learner_events as lev
@@ -233,8 +233,17 @@ async def measure_beside(size: Size) -> Beside:
                     eye.tell("echo")
             assert lag_before is not None
             found.echo_seconds, found.asker_late_seconds = eye.stop_echo()
-            found.lag_p99_seconds = (await histogram(syncer.page, LOOP_LAG)).since(lag_before).quantile(0.99)
+            found.lag_p99_seconds = (await _lags_since(syncer.page, lag_before)).quantile(0.99)
     return found
+
+
+async def _lags_since(page: str, before: Buckets) -> Buckets:
+    """The event loop's lags since then; waits for one where a run was too short to have any."""
+    while True:
+        lags = (await histogram(page, LOOP_LAG)).since(before)
+        if lags.counts[-1]:
+            return lags
+        await asyncio.sleep(0.01)
 
 
 async def _one_merge(learners: Sequence[RigLearner], payloads: Sequence[memoryview], found: Beside) -> None:

@@ -13,7 +13,6 @@ from structlog.stdlib import BoundLogger
 
 from decoupled_diloco.arrays.encoding import Encoded, FloatVector, encoding_named
 from decoupled_diloco.arrays.merge import examine
-from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason, UnreachableError
 from decoupled_diloco.core.ids import Fate
 from decoupled_diloco.runtime import failpoints
@@ -82,7 +81,8 @@ class Uploader:
         """
         encoding = self._sender.encoding
         payload = await self._payload(job, encoding)
-        header = self._header(job, len(payload))
+        sender = self._sender
+        header = job.slot.copy.header(sender.learner, sender.incarnation, job.round, len(payload))
         backoff = Backoff(self._source)
         resume = False
         while True:
@@ -137,22 +137,6 @@ class Uploader:
         payload, dropped = await loop.run_in_executor(self._executor, compensated_delta, job, encoding, carried)
         feedback.sent(job.round, fragment, dropped)
         return payload
-
-    def _header(self, job: UploadJob, payload_bytes: int) -> ev.ContributionHeader:
-        copy = job.slot.copy
-        return ev.ContributionHeader(
-            learner=self._sender.learner,
-            incarnation=self._sender.incarnation,
-            round=job.round,
-            fragment=copy.fragment,
-            base=copy.base,
-            local_step=copy.local_step,
-            total_token_count=copy.total_token_count,
-            step_count=copy.step_count,
-            token_count=copy.token_count,
-            cursor=copy.cursor,
-            payload_bytes=payload_bytes,
-        )
 
 
 def encoded_delta(job: UploadJob, encoding: str) -> memoryview:

@@ -55,19 +55,7 @@ class Transfers:
 
     def upload(self, learner: SimulatedLearner, effect: lfx.Upload) -> None:
         """Starts to send a contribution."""
-        copy = effect.copy
-        header = ev.ContributionHeader(
-            learner.name,
-            learner.incarnation,
-            effect.round,
-            copy.fragment,
-            copy.base,
-            copy.local_step,
-            copy.total_token_count,
-            copy.step_count,
-            copy.token_count,
-            copy.cursor,
-        )
+        header = effect.copy.header(learner.name, learner.incarnation, effect.round)
         upload = Upload(learner, header, finite=not learner.poisoned)
         self._uploads[(header.learner, header.incarnation, header.round)] = upload
         self._begin(upload, upload.attempt)

@@ -14,7 +14,6 @@ from typing import Final, get_args
 
 from decoupled_diloco.arrays.encoding import Encoded
 from decoupled_diloco.arrays.outer import FragmentState
-from decoupled_diloco.arrays.stripes import CALLING_THREAD
 from decoupled_diloco.core import effects as fx
 from decoupled_diloco.core import events as ev
 from decoupled_diloco.core.errors import PeerError, Reason
@@ -32,9 +31,6 @@ log = get_logger(__name__)
 
 ROUNDS_LOGGER: Final = "syncer_service.rounds"
 """Logger of what happens in every round."""
-
-SHARED_VALUES_MIN: Final = 1 << 18
-"""A fragment of fewer values is merged by one thread: waking others would take longer than they save."""
 
 rounds_log = get_logger(ROUNDS_LOGGER)
 
@@ -144,7 +140,7 @@ class Shell:
                 learning_rate=effect.outer_learning_rate,
                 momentum=effect.outer_momentum,
                 download_encoding=download_encoding,
-                threads=executors.merge_loops if size >= SHARED_VALUES_MIN else CALLING_THREAD,
+                threads=executors.merge_loops,
                 read=release.close,
             ),
         )

@@ -7,23 +7,15 @@ import socket
 import numpy as np
 
 from benchmarks.peers.loopback import Vector, accept, dial, listen
-
-SEND_BYTES = 1 << 20
+from benchmarks.raw_tcp import receive_into, send_blocks
 
 
 def _send(connection: socket.socket, values: Vector) -> None:
-    data = values.view(np.uint8).data
-    for offset in range(0, len(data), SEND_BYTES):
-        connection.sendall(data[offset : offset + SEND_BYTES])
+    send_blocks(connection, values.view(np.uint8).data)
 
 
 def _receive(connection: socket.socket, values: Vector) -> None:
-    buffer, offset = values.view(np.uint8).data, 0
-    while offset < len(buffer):
-        count = connection.recv_into(buffer[offset : offset + SEND_BYTES])
-        if not count:
-            raise EOFError("the other end is gone")
-        offset += count
+    receive_into(connection, values.view(np.uint8).data)
 
 
 class Far:

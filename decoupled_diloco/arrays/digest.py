@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import xxhash
 
@@ -31,4 +29,4 @@ def state_digest(state: FragmentState) -> str:
 def _bytes_of(flat: FloatVector) -> memoryview:
     if flat.ndim != 1 or flat.dtype != np.float32 or not flat.flags.c_contiguous:
         raise ValueError(f"a digest is taken of a contiguous float32 vector, not of {flat.dtype} {flat.shape}")
-    return (flat if sys.byteorder == "little" else flat.byteswap()).view(np.uint8).data
+    return flat.view(np.uint8).data

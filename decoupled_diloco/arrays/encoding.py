@@ -31,6 +31,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from decoupled_diloco.core.encoding_bits import ENCODING_BITS
+
 FloatVector: TypeAlias = npt.NDArray[np.float32]
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
@@ -73,7 +75,7 @@ class Encoding:
     @property
     def bits_per_element(self) -> float:
         """Average on the wire, scales included, for the bandwidth formula."""
-        return self.code_bits + (16 / BLOCK_ELEMENTS if self.has_scales else 0.0)
+        return ENCODING_BITS[self.name]
 
     @property
     def is_exact(self) -> bool:

@@ -1,6 +1,6 @@
 """What each encoding takes on the wire, as a number, for whoever plans bandwidth without arrays.
 
-`arrays.encoding` implements them; `tests/unit/test_bandwidth.py` holds the two to each other.
+`arrays.encoding` implements them; `tests/unit/test_bandwidth.py` holds the numbers to the sizes of its payloads.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from decoupled_diloco.core.events import ContributionHeader
 from decoupled_diloco.core.ids import Decline, Version
 from decoupled_diloco.core.policy import ApplyRule
 
@@ -31,6 +32,22 @@ class Copy:
     step_count: int
     token_count: int
     cursor: int
+
+    def header(self, learner: str, incarnation: int, round_number: int, payload_bytes: int = 0) -> ContributionHeader:
+        """What a contribution of it says of itself."""
+        return ContributionHeader(
+            learner=learner,
+            incarnation=incarnation,
+            round=round_number,
+            fragment=self.fragment,
+            base=self.base,
+            local_step=self.local_step,
+            total_token_count=self.total_token_count,
+            step_count=self.step_count,
+            token_count=self.token_count,
+            cursor=self.cursor,
+            payload_bytes=payload_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

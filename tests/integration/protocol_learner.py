@@ -170,24 +170,12 @@ class ProtocolLearner:
         task.add_done_callback(self._work.discard)
 
     async def _upload(self, upload: le.Upload, delta: np.ndarray) -> None:
-        copy, encoding = upload.copy, encoding_named(self.policy.upload_encoding)
+        encoding = encoding_named(self.policy.upload_encoding)
         if upload.round == self.script.poison_round:
             delta = delta.copy()
             delta[0] = np.nan
         payload = encoding.encode(delta)
-        header = ev.ContributionHeader(
-            self.name,
-            self.link.incarnation,
-            upload.round,
-            copy.fragment,
-            copy.base,
-            copy.local_step,
-            copy.total_token_count,
-            copy.step_count,
-            copy.token_count,
-            copy.cursor,
-            len(payload),
-        )
+        header = upload.copy.header(self.name, self.link.incarnation, upload.round, len(payload))
         message = codec.contribution_header_to_wire(header, encoding.name, self.schema.digest, resume=False)
         try:
             fate = await self.link.upload(message, payload)
